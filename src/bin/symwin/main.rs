@@ -1,0 +1,2 @@
+//! The `symwin` program.
+fn main() {}

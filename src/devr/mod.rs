@@ -1,0 +1,7 @@
+//! The device runtime.
+pub mod dev_comm;
+pub mod index;
+pub mod shadow;
+pub mod space;
+pub mod table;
+pub mod team;

@@ -1,0 +1,420 @@
+//! Memory devices: the virtual-memory contract that the runtime stands on, in CUDA's own terms.
+//!
+//! A [`Driver`] is one rank's view of one device. Ranks of one process may share a driver; then a [`Handle`]
+//! of one is a handle of the other. Physical memory is created, exported and imported by handle, and becomes
+//! addressable by mapping it into a reserved range. Nothing here knows of ranks or windows.
+//!
+//! Implementations: [`host`] (sealed memfd and `mmap`), [`faulty`] (wraps another one and fails the n-th
+//! call of a kind), [`multicast`] (bookkeeping of multicast objects, so that their order of steps is tested
+//! without hardware).
+//!
+//! Contract for every implementation:
+//! - Calls return; none waits for a peer or for a user's kernel (P-7).
+//! - A handle is reference-counted: [`Driver::create`], [`Driver::retain`] and [`Driver::import`] each give one
+//!   reference, [`Driver::release`] takes one back. A mapping keeps physical memory alive by itself.
+//! - `retain` returns the same handle value that `create` gave, as CUDA does.
+//! - Addresses and sizes given to `map`, `unmap` and `set_access` are multiples of the granularity.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// Physical memory, or a multicast object, by number. Valid in the process (and driver) that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u64);
+
+/// An ordered queue of small copies and fills on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream(pub u64);
+
+/// A point in a stream that can be asked whether it has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event(pub u64);
+
+/// What leaves the process so that another one can import the memory.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Exported {
+    /// A descriptor, for another process of the same host.
+    Descriptor(Arc<OwnedFd>),
+    /// A fabric handle, for another process of the same fabric clique.
+    Fabric([u8; 64]),
+}
+
+/// How handles cross processes. Agreed when the communicator is made (A-11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum HandleKind {
+    /// Descriptors over unix sockets.
+    Descriptor,
+    /// 64-byte fabric handles inside messages.
+    Fabric,
+}
+
+/// What a device is and can do; it goes to all ranks when the communicator is made.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// For messages: "host", "NVIDIA H200".
+    pub name: String,
+    /// The backend's name: "host", "cuda".
+    pub backend: String,
+    /// All of its memory, in bytes. The default stride comes from the largest of any rank.
+    pub memory_bytes: u64,
+    /// Mappings start and end at multiples of this many bytes. A power of two, at least 4,096.
+    pub granularity: u64,
+    /// How its handles cross processes.
+    pub handle_kind: HandleKind,
+    /// Whether multicast objects can be made.
+    pub multicast: bool,
+}
+
+impl DeviceInfo {
+    /// A description of a device without multicast, with descriptors as handles.
+    #[must_use]
+    pub fn new(name: &str, backend: &str, memory_bytes: u64, granularity: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            backend: backend.to_owned(),
+            memory_bytes,
+            granularity,
+            handle_kind: HandleKind::Descriptor,
+            multicast: false,
+        }
+    }
+}
+
+/// The base and length in bytes of one allocation's mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "base and size are all there is to a range")]
+pub struct AddressRange {
+    /// First address.
+    pub base: usize,
+    /// Length in bytes.
+    pub size: usize,
+}
+
+/// The kinds of call that can fail, as they are named in errors and counted by [`faulty`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each is the method of the same name")]
+pub enum Call {
+    AddressRange,
+    Copy,
+    Create,
+    Done,
+    Export,
+    Fill,
+    Free,
+    Import,
+    Map,
+    MulticastAddDevice,
+    MulticastBind,
+    MulticastCreate,
+    MulticastUnbind,
+    Record,
+    Release,
+    Reserve,
+    Retain,
+    SetAccess,
+    StreamCreate,
+    StreamDestroy,
+    Unmap,
+}
+
+impl Call {
+    /// Every kind, for sweeps.
+    pub const ALL: [Self; 21] = [
+        Self::AddressRange,
+        Self::Copy,
+        Self::Create,
+        Self::Done,
+        Self::Export,
+        Self::Fill,
+        Self::Free,
+        Self::Import,
+        Self::Map,
+        Self::MulticastAddDevice,
+        Self::MulticastBind,
+        Self::MulticastCreate,
+        Self::MulticastUnbind,
+        Self::Record,
+        Self::Release,
+        Self::Reserve,
+        Self::Retain,
+        Self::SetAccess,
+        Self::StreamCreate,
+        Self::StreamDestroy,
+        Self::Unmap,
+    ];
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Why a device call failed. It travels to every rank inside votes, so it is a plain value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
+#[error("device call {call} failed: {problem}")]
+#[non_exhaustive]
+pub struct DeviceError {
+    /// The call that failed.
+    pub call: Call,
+    /// What was wrong.
+    pub problem: DeviceProblem,
+}
+
+impl DeviceError {
+    /// An error of this call.
+    #[must_use]
+    pub const fn new(call: Call, problem: DeviceProblem) -> Self {
+        Self { call, problem }
+    }
+
+    /// An error of this call with the operating system's error number.
+    #[must_use]
+    pub fn os(call: Call, errno: rustix::io::Errno) -> Self {
+        Self::new(call, DeviceProblem::Os { errno: errno.raw_os_error() })
+    }
+}
+
+/// What was wrong in a device call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceProblem {
+    /// The arguments break the contract.
+    #[error("{what}")]
+    Argument {
+        /// Which argument, and how.
+        what: String,
+    },
+    /// The address is in no allocation of this device.
+    #[error("address {address:#x} is in no allocation of this device; allocate with `Communicator::alloc`")]
+    ForeignAddress {
+        /// The address that was asked about.
+        address: u64,
+    },
+    /// A failure that a test asked for.
+    #[error("failure number {nth} injected by a test")]
+    Injected {
+        /// Which call of its kind it was, from 1.
+        nth: u64,
+    },
+    /// The handle is not one of this device, or has been released.
+    #[error("handle {handle} is not known to this device")]
+    InvalidHandle {
+        /// The handle's number.
+        handle: u64,
+    },
+    /// The operating system refused.
+    #[error("{}", rustix::io::Errno::from_raw_os_error(*errno))]
+    Os {
+        /// The error number.
+        errno: i32,
+    },
+    /// Not enough memory.
+    #[error("out of memory: {need} bytes asked, {available} bytes available")]
+    OutOfMemory {
+        /// Bytes asked for.
+        need: u64,
+        /// Bytes that could be had.
+        available: u64,
+    },
+    /// No descriptor is left.
+    #[error(
+        "out of descriptors: the limit is {limit}, {need} more are needed; raise it (ulimit -n) or carve \
+         buffers from fewer allocations"
+    )]
+    TooManyDescriptors {
+        /// The process's soft limit.
+        limit: u64,
+        /// How many were needed at least.
+        need: u64,
+    },
+    /// The device cannot do this.
+    #[error("not supported: {why}")]
+    Unsupported {
+        /// What is missing.
+        why: String,
+    },
+}
+
+/// One rank's view of one device. See the module's contract.
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// What the device is and can do. Never changes.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Makes physical memory of `size` bytes, a multiple of the granularity, zeroed, exportable.
+    ///
+    /// # Errors
+    /// `OutOfMemory` with figures, `TooManyDescriptors`, or what the system says.
+    fn create(&self, size: usize) -> Result<Handle, DeviceError>;
+
+    /// Takes one reference back. The memory goes when references and mappings are gone.
+    ///
+    /// # Errors
+    /// `InvalidHandle`.
+    fn release(&self, handle: Handle) -> Result<(), DeviceError>;
+
+    /// One more reference to the allocation mapped at `address`.
+    ///
+    /// # Errors
+    /// `ForeignAddress` where no memory of this device is mapped.
+    fn retain(&self, address: usize) -> Result<Handle, DeviceError>;
+
+    /// The mapping that holds `address`.
+    ///
+    /// # Errors
+    /// `ForeignAddress` where no memory of this device is mapped.
+    fn address_range(&self, address: usize) -> Result<AddressRange, DeviceError>;
+
+    /// Makes something that another process can import. The handle must live until all have imported (P-6).
+    ///
+    /// # Errors
+    /// `InvalidHandle`, `TooManyDescriptors`, or what the system says.
+    fn export(&self, handle: Handle) -> Result<Exported, DeviceError>;
+
+    /// Takes in what another process exported; it must hold at least `size` bytes, which is checked.
+    ///
+    /// # Errors
+    /// `Argument` if it is smaller or of the wrong kind, or what the system says.
+    fn import(&self, exported: &Exported, size: usize) -> Result<Handle, DeviceError>;
+
+    /// Reserves `size` bytes of address space at a multiple of `align` bytes.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn reserve(&self, size: usize, align: usize) -> Result<usize, DeviceError>;
+
+    /// Gives a reservation back. Whatever is still mapped in it is unmapped.
+    ///
+    /// # Safety
+    /// `base` and `size` are those of one reservation, and no one uses its addresses any more.
+    ///
+    /// # Errors
+    /// `Argument` if it is no reservation, or what the system says.
+    unsafe fn free(&self, base: usize, size: usize) -> Result<(), DeviceError>;
+
+    /// Maps `size` bytes of `handle` from `offset` on at `address`, without access yet.
+    ///
+    /// # Safety
+    /// The range lies in one reservation of this process and nothing is mapped there.
+    ///
+    /// # Errors
+    /// `InvalidHandle`, `Argument` if the range passes the end of the memory, or what the system says.
+    unsafe fn map(
+        &self,
+        address: usize,
+        size: usize,
+        offset: usize,
+        handle: Handle,
+    ) -> Result<(), DeviceError>;
+
+    /// Gives this device read and write access to all mappings in the range, which has no holes.
+    ///
+    /// # Errors
+    /// `Argument` if something in the range is not mapped, or what the system says.
+    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError>;
+
+    /// Unmaps all mappings in the range; it splits none. The addresses stay reserved.
+    ///
+    /// # Safety
+    /// No one uses these addresses any more.
+    ///
+    /// # Errors
+    /// `Argument` if a mapping would be split, or what the system says.
+    unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError>;
+
+    /// A new stream of its own, ordered with no other.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn stream_create(&self) -> Result<Stream, DeviceError>;
+
+    /// Drops a stream; what it holds still runs.
+    ///
+    /// # Errors
+    /// `InvalidHandle`.
+    fn stream_destroy(&self, stream: Stream) -> Result<(), DeviceError>;
+
+    /// Queues a copy of `bytes` to `to`. The bytes are taken before the call returns.
+    ///
+    /// # Safety
+    /// `to..to + bytes.len()` is mapped with access until the stream has passed.
+    ///
+    /// # Errors
+    /// What the device says.
+    unsafe fn copy(&self, stream: Stream, to: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Queues setting `size` bytes at `to` to `byte`.
+    ///
+    /// # Safety
+    /// `to..to + size` is mapped with access until the stream has passed.
+    ///
+    /// # Errors
+    /// What the device says.
+    unsafe fn fill(&self, stream: Stream, to: usize, byte: u8, size: usize) -> Result<(), DeviceError>;
+
+    /// Marks the stream's present end.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
+
+    /// Whether the stream has passed the event; once it said yes, the event is gone. Never waits.
+    ///
+    /// # Errors
+    /// What the device says, errors of the stream's earlier work included.
+    fn done(&self, event: Event) -> Result<bool, DeviceError>;
+
+    /// Makes a multicast object over `devices` devices (one a rank) that spans `size` bytes.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without multicast.
+    fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
+        let _ = (size, devices);
+        Err(no_multicast(Call::MulticastCreate))
+    }
+
+    /// Adds this rank's device to the object.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without multicast; `Argument` if it was added before.
+    fn multicast_add_device(&self, multicast: Handle) -> Result<(), DeviceError> {
+        let _ = multicast;
+        Err(no_multicast(Call::MulticastAddDevice))
+    }
+
+    /// Binds `size` bytes of `memory` from its start at `at` in the object. On real devices it may wait in the
+    /// driver until all devices were added: the flush calls it only after a vote said so.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without multicast; `Argument` if not all devices were added.
+    fn multicast_bind(
+        &self,
+        multicast: Handle,
+        at: usize,
+        memory: Handle,
+        size: usize,
+    ) -> Result<(), DeviceError> {
+        let _ = (multicast, at, memory, size);
+        Err(no_multicast(Call::MulticastBind))
+    }
+
+    /// Unbinds this rank's memory of `size` bytes at `at`.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without multicast; `Argument` if nothing is bound there.
+    fn multicast_unbind(&self, multicast: Handle, at: usize, size: usize) -> Result<(), DeviceError> {
+        let _ = (multicast, at, size);
+        Err(no_multicast(Call::MulticastUnbind))
+    }
+}
+
+fn no_multicast(call: Call) -> DeviceError {
+    DeviceError::new(call, DeviceProblem::Unsupported { why: "this device has no multicast".to_owned() })
+}
