@@ -1,0 +1,224 @@
+//! What the ranks of a communicator agree on once, when it is made.
+//!
+//! A batch never negotiates any of this: what does not fit is refused. Every process sends its [`Introduction`]
+//! to every other one, and all compute the same [`Agreed`] from the same introductions.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{DeviceInfo, HandleKind};
+use crate::error::{BootstrapError, Error, Peer, Result};
+use crate::ids::{LsaRank, ProcessId, Rank};
+
+/// The version of the messages between ranks. Ranks of different versions do not form a communicator.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// The stride is a multiple of this, so that device code adds to the high 32 bits of an address only.
+pub(crate) const STRIDE_UNIT: u64 = 1 << 32;
+
+/// What one process tells the others before there is a communicator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Introduction {
+    /// [`PROTOCOL`] of the sender.
+    pub(crate) protocol: u32,
+    /// The communicator's name.
+    pub(crate) name: String,
+    /// The stride that was asked for, in bytes.
+    pub(crate) stride: Option<u64>,
+    /// The LSA team size that was asked for.
+    pub(crate) lsa_team_size: Option<u32>,
+    /// The host's name, for messages.
+    pub(crate) host: String,
+    /// What tells hosts apart: the boot id.
+    pub(crate) boot_id: String,
+    /// The operating-system process.
+    pub(crate) pid: u32,
+    /// The device of each rank of the process, in order of rank.
+    pub(crate) devices: Vec<DeviceInfo>,
+}
+
+/// What all ranks of a communicator agree on. Equal on every rank but for [`Agreed::rank`].
+#[derive(Clone, Debug)]
+pub(crate) struct Agreed {
+    /// The communicator's name, for messages.
+    pub(crate) name: String,
+    /// This rank.
+    pub(crate) rank: Rank,
+    /// Every rank, by rank.
+    pub(crate) world: Arc<[Peer]>,
+    /// Ranks in an LSA team. Teams are consecutive ranks, all of this size.
+    pub(crate) lsa_size: u32,
+    /// Bytes from one LSA rank's part of the flat range to the next.
+    pub(crate) stride: u64,
+    /// What mappings are aligned to on every rank.
+    pub(crate) granularity: u64,
+    /// How handles cross processes.
+    pub(crate) handle_kind: HandleKind,
+    /// Whether every device has multicast.
+    pub(crate) multicast: bool,
+}
+
+impl Agreed {
+    /// Computes the agreement from every process's introduction, `layout[p]` ranks being in process p.
+    pub(crate) fn new(rank: Rank, introductions: &[Introduction]) -> Result<Self> {
+        same("the protocol version", introductions, |i| i.protocol.to_string())?;
+        same("the communicator's name", introductions, |i| format!("`{}`", i.name))?;
+        same("the stride (SYMWIN_STRIDE)", introductions, |i| format!("{:?}", i.stride))?;
+        same("the LSA team size (SYMWIN_LSA_TEAM_SIZE)", introductions, |i| format!("{:?}", i.lsa_team_size))?;
+        same("the host", introductions, |i| i.boot_id.clone())?;
+        same("the device's backend", introductions, |i| backends(&i.devices))?;
+        same("the handle kind", introductions, |i| handle_kinds(&i.devices))?;
+
+        let world: Arc<[Peer]> = peers(introductions).into();
+        let devices = || introductions.iter().flat_map(|i| &i.devices);
+        let first = &introductions[0];
+        let size = u32::try_from(world.len()).unwrap_or(u32::MAX);
+        let lsa_size = first.lsa_team_size.unwrap_or(size);
+        if lsa_size == 0 || !size.is_multiple_of(lsa_size) {
+            return Err(differ("the LSA team size", &format!("{lsa_size} does not divide the {size} ranks")));
+        }
+        let memory = devices().map(|d| d.memory_bytes).max().unwrap_or(0);
+        let asked = first.stride.filter(|&bytes| bytes > 0).unwrap_or(memory).max(1);
+        let Some(stride) = asked.checked_next_multiple_of(STRIDE_UNIT) else {
+            return Err(differ("the stride", &format!("{asked} bytes cannot be rounded up to 4 GiB")));
+        };
+        Ok(Self {
+            name: first.name.clone(),
+            rank,
+            world,
+            lsa_size,
+            stride,
+            granularity: devices().map(|d| d.granularity).max().unwrap_or(4096),
+            handle_kind: devices().next().map_or(HandleKind::Descriptor, |d| d.handle_kind),
+            multicast: devices().all(|d| d.multicast),
+        })
+    }
+
+    /// The same agreement for a duplicate of another name.
+    pub(crate) fn renamed(&self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self.clone() }
+    }
+
+    /// This rank's identity.
+    pub(crate) fn me(&self) -> &Peer {
+        &self.world[self.rank.index()]
+    }
+
+    /// Number of ranks.
+    pub(crate) fn world_size(&self) -> u32 {
+        u32::try_from(self.world.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The world ranks of this rank's LSA team.
+    pub(crate) fn lsa_range(&self) -> Range<u32> {
+        let first = self.rank.get() / self.lsa_size * self.lsa_size;
+        first..first + self.lsa_size
+    }
+
+    /// The ranks of this rank's LSA team, by LSA rank.
+    pub(crate) fn lsa_ranks(&self) -> Vec<Rank> {
+        self.lsa_range().map(Rank::new).collect()
+    }
+
+    /// The members of this rank's LSA team, by LSA rank.
+    pub(crate) fn lsa_peers(&self) -> Vec<Peer> {
+        self.lsa_range().map(|r| self.world[r as usize].clone()).collect()
+    }
+
+    /// This rank's index in its LSA team.
+    pub(crate) fn lsa_rank(&self) -> LsaRank {
+        LsaRank::new(self.rank.get() % self.lsa_size)
+    }
+
+    /// The LSA rank of a world rank, if it is in this rank's team.
+    pub(crate) fn lsa_rank_of(&self, rank: Rank) -> Option<LsaRank> {
+        self.lsa_range().contains(&rank.get()).then(|| LsaRank::new(rank.get() % self.lsa_size))
+    }
+
+    /// The world rank of an LSA rank of this rank's team.
+    pub(crate) fn world_rank(&self, lsa: LsaRank) -> Rank {
+        Rank::new(self.lsa_range().start + lsa.get())
+    }
+
+    /// Number of LSA teams.
+    pub(crate) fn teams(&self) -> u32 {
+        self.world_size() / self.lsa_size
+    }
+
+    /// The index of this rank's LSA team.
+    pub(crate) fn team(&self) -> u32 {
+        self.rank.get() / self.lsa_size
+    }
+
+    /// The process of a rank.
+    pub(crate) fn process(&self, rank: Rank) -> ProcessId {
+        self.world[rank.index()].process
+    }
+
+    /// Ranks of this rank's LSA team by process, each list ascending.
+    pub(crate) fn team_processes(&self) -> Vec<(ProcessId, Vec<Rank>)> {
+        let mut by_process: Vec<(ProcessId, Vec<Rank>)> = Vec::new();
+        for rank in self.lsa_ranks() {
+            let process = self.process(rank);
+            match by_process.last_mut() {
+                Some((last, ranks)) if *last == process => ranks.push(rank),
+                _ => by_process.push((process, vec![rank])),
+            }
+        }
+        by_process
+    }
+
+    /// Ranks of this process in this rank's LSA team, ascending.
+    pub(crate) fn team_here(&self) -> Vec<Rank> {
+        let here = self.process(self.rank);
+        self.lsa_ranks().into_iter().filter(|&r| self.process(r) == here).collect()
+    }
+
+    /// Whether this rank imports for its process: it is the lowest of the team there.
+    pub(crate) fn imports(&self) -> bool {
+        self.team_here().first() == Some(&self.rank)
+    }
+}
+
+fn peers(introductions: &[Introduction]) -> Vec<Peer> {
+    let mut world = Vec::new();
+    for (process, introduction) in (0u32..).zip(introductions) {
+        for _ in &introduction.devices {
+            let rank = Rank::new(u32::try_from(world.len()).unwrap_or(u32::MAX));
+            world.push(Peer::new(rank, ProcessId::new(process), &introduction.host, introduction.pid));
+        }
+    }
+    world
+}
+
+fn backends(devices: &[DeviceInfo]) -> String {
+    let mut names: Vec<&str> = devices.iter().map(|d| d.backend.as_str()).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+fn handle_kinds(devices: &[DeviceInfo]) -> String {
+    let mut names: Vec<String> = devices.iter().map(|d| format!("{:?}", d.handle_kind)).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+/// Every process must say the same.
+fn same(what: &str, introductions: &[Introduction], setting: impl Fn(&Introduction) -> String) -> Result<()> {
+    let settings: Vec<String> = introductions.iter().map(setting).collect();
+    if settings.windows(2).all(|pair| pair[0] == pair[1]) {
+        return Ok(());
+    }
+    let settings = (0u32..)
+        .zip(introductions)
+        .zip(settings)
+        .map(|((p, i), s)| format!("{} (host {}, pid {}): {s}", ProcessId::new(p), i.host, i.pid))
+        .collect();
+    Err(Error::Bootstrap(Arc::new(BootstrapError::Differ { what: what.to_owned(), settings })))
+}
+
+fn differ(what: &str, why: &str) -> Error {
+    Error::Bootstrap(Arc::new(BootstrapError::Differ { what: what.to_owned(), settings: vec![why.to_owned()] }))
+}

@@ -1,0 +1,48 @@
+//! Giving back what one rank has of a communicator.
+
+use std::sync::Arc;
+
+use super::core::Core;
+use super::flush::message::MemoryId;
+use super::owned::{Held, release_all};
+use crate::driver::DeviceError;
+
+/// Gives everything back, this rank's host kernels having ended. `clean` says that the communicator had not failed:
+/// then this rank's references go at once and its part of every memory is retired in the process's range; on a
+/// failed one they stay until the last rank of the process has closed. Returns the calls that failed; all others
+/// were made.
+pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
+    let mut state = core.state();
+    let driver = &*core.driver;
+    let mut errors = Vec::new();
+    for (_, local) in state.multicast.drain() {
+        for (at, size) in local.bound.into_values().flatten() {
+            errors.extend(driver.multicast_unbind(local.object.handle(), at, size).err());
+        }
+        errors.extend(local.place.close(driver));
+        errors.extend(release_all([local.object]));
+    }
+    core.multicast_bases.lock().clear();
+    let memories: Vec<(MemoryId, Vec<Arc<Held>>)> =
+        state.memories.drain().map(|(id, memory)| (id, memory.held)).collect();
+    for (id, held) in memories {
+        if clean {
+            errors.extend(core.flat.retire(id, driver));
+            errors.extend(release_all(held));
+        } else {
+            core.flat.keep(Box::new(held));
+        }
+    }
+    errors.extend(core.flat.close(driver));
+    if let Some(objects) = state.objects.take() {
+        errors.extend(objects.close());
+    }
+    state.tokens = super::core::Tokens::default();
+    core.sizes.write().clear();
+    core.board.undo_failures(&errors);
+    core.board.committed(&state);
+    for error in &errors {
+        tracing::error!(event = "close.undo_failed", comm = %core.agreed.name, rank = core.agreed.rank.get(), %error);
+    }
+    errors
+}

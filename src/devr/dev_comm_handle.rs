@@ -1,0 +1,207 @@
+//! Device communicators: what kernels take to find windows, barriers and buffers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::actor::{Closing, CommMsg};
+use super::core::Core;
+use super::dev_comm::{DevCommRequirements, LlA2aHandle, Plan, ResourceHandle};
+use super::flush::message::MemoryId;
+use super::shadow::Slot;
+use crate::device::{self, Kernel, KernelHandle, abi};
+use crate::error::{Misuse, Result};
+
+/// A device communicator: the structs that kernels of this rank take.
+///
+/// It is open until its last handle is dropped; its resource buffer goes then, once every host kernel of this rank
+/// that runs has ended. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct DevComm(Arc<Inner>);
+
+/// A device communicator's resource buffer.
+#[derive(Debug)]
+pub(crate) struct Resource {
+    pub(crate) memory: MemoryId,
+    pub(crate) slot: Slot,
+    pub(crate) struct_address: u64,
+    pub(crate) bytes: abi::Window,
+}
+
+struct Inner {
+    core: Arc<Core>,
+    plan: Plan,
+    resource: Option<Resource>,
+    device: device::DevComm,
+    /// Where the multicast objects of its team requirements are mapped, in their order.
+    multicast: Vec<Option<usize>>,
+    closed: AtomicBool,
+}
+
+impl DevComm {
+    pub(crate) fn open(
+        core: &Arc<Core>,
+        plan: Plan,
+        requirements: &DevCommRequirements,
+        resource: Option<Resource>,
+        window_table: u64,
+    ) -> Self {
+        let agreed = &core.agreed;
+        let bases = core.multicast_bases.lock();
+        let base = |team: &[u32]| bases.get(team).copied();
+        let all: Vec<u32> = (0..agreed.lsa_size).collect();
+        let multicast = requirements
+            .team_requirements()
+            .map(|(team, multimem)| {
+                let members: Vec<u32> =
+                    team.members(agreed.rank).filter_map(|r| agreed.lsa_rank_of(r)).map(|l| l.get()).collect();
+                multimem.then(|| base(&members)).flatten()
+            })
+            .collect();
+        let lsa_multimem = requirements.wants_lsa_multimem().then(|| base(&all)).flatten().unwrap_or(0);
+        drop(bases);
+        let device = device::DevComm {
+            rank: agreed.rank.get(),
+            n_ranks: agreed.world_size(),
+            lsa_rank: agreed.lsa_rank().get(),
+            lsa_size: agreed.lsa_size,
+            window_table,
+            resource_window: resource.as_ref().map_or(0, |r| r.struct_address),
+            resource: resource.as_ref().map_or_else(abi::Window::default, |r| r.bytes),
+            resource_bytes: plan.total_bytes,
+            lsa_multimem: abi::MultimemHandle { base: lsa_multimem as u64 },
+            lsa_barrier: plan.lsa_barrier.map_or_else(Default::default, |barrier| abi::LsaBarrierHandle {
+                buffer: barrier.handle.0,
+                barriers: barrier.count.cast_signed(),
+            }),
+            abort_flag: 0,
+        };
+        Self(Arc::new(Inner {
+            core: Arc::clone(core),
+            plan,
+            resource,
+            device,
+            multicast,
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    /// What kernels read, free of any version; [`device::DevComm::to_248`] gives a layout.
+    #[must_use]
+    pub fn device(&self) -> &device::DevComm {
+        &self.0.device
+    }
+
+    /// The handle of the `index`-th buffer of the requirements, in units of 128 bytes.
+    #[must_use]
+    pub fn buffer(&self, index: usize) -> Option<ResourceHandle> {
+        self.0.plan.buffers.get(index).copied()
+    }
+
+    /// The LL all-to-all buffers, where they were asked for.
+    #[must_use]
+    pub fn ll_a2a(&self) -> Option<LlA2aHandle> {
+        self.0.plan.ll_a2a
+    }
+
+    /// Bytes of the resource buffer of each rank.
+    #[must_use]
+    pub fn resource_bytes(&self) -> u64 {
+        self.0.plan.total_bytes
+    }
+
+    /// Where the multicast object of the `index`-th team of the requirements is mapped.
+    #[must_use]
+    pub fn multicast_base(&self, index: usize) -> Option<usize> {
+        self.0.multicast.get(index).copied().flatten()
+    }
+
+    /// Starts a host kernel of this rank: `blocks` blocks, each on a thread of its own. Returns at once, so that one
+    /// thread can start the kernels of several ranks before it joins any.
+    ///
+    /// # Errors
+    /// [`Misuse::Closed`] if the device communicator or its communicator is closed; the communicator's failure if
+    /// it has failed. What the kernel returns comes from [`KernelHandle::join`].
+    pub fn launch<T: Send + 'static>(
+        &self,
+        blocks: u32,
+        kernel: impl Fn(&Kernel<'_>) -> Result<T> + Send + Sync + 'static,
+    ) -> Result<KernelHandle<T>> {
+        self.check_open()?;
+        Ok(device::launch(self.env(), blocks, kernel))
+    }
+
+    /// Runs a host kernel of one block in this thread.
+    ///
+    /// # Errors
+    /// As [`DevComm::launch`], and what the kernel returns.
+    pub fn run<T>(&self, kernel: impl FnOnce(&Kernel<'_>) -> Result<T>) -> Result<T> {
+        self.check_open()?;
+        device::run_here(self.env(), kernel)
+    }
+
+    fn check_open(&self) -> Result<()> {
+        let core = &self.0.core;
+        if self.0.closed.load(Ordering::Acquire) || core.closed.load(Ordering::Acquire) {
+            let what = format!("a device communicator of communicator `{}`", core.agreed.name);
+            return Err(Misuse::Closed { what }.into());
+        }
+        core.watch.error().map_or(Ok(()), Err)
+    }
+
+    fn env(&self) -> device::KernelEnv {
+        let core = Arc::clone(&self.0.core);
+        let id = core.kernels.begin();
+        // The kernel keeps its device communicator, and so its resource buffer, open.
+        let this = self.clone();
+        let sizes = Arc::clone(&core);
+        device::kernel::of_communicator(
+            self.0.device,
+            Arc::clone(&core.watch),
+            &core.agreed.name,
+            core.agreed.me().clone(),
+            core.agreed.lsa_peers(),
+        )
+        .sizes(Arc::new(move |address| sizes.sizes.read().get(&address).cloned()))
+        .on_end(move || {
+            this.0.core.kernels.end(id);
+            if let Some(actor) = this.0.core.actor.upgrade() {
+                let _ = actor.control(CommMsg::KernelEnded);
+            }
+        })
+    }
+}
+
+impl Inner {
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(resource) = &self.resource {
+            self.core.tell_close(Closing {
+                slot: resource.slot,
+                entry: None,
+                memory: resource.memory,
+                running: self.core.kernels.running(),
+                keep: None,
+            });
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for DevComm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DevComm")
+            .field("comm", &self.0.core.agreed.name)
+            .field("rank", &self.0.core.agreed.rank)
+            .field("plan", &self.0.plan)
+            .finish_non_exhaustive()
+    }
+}
+

@@ -1,0 +1,200 @@
+//! Step 6 of the flush: the one place where a batch changes what outlives it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::decide::{Decision, NewMemory, Placement};
+use super::message::Fingerprint;
+use super::made::{Made, MulticastRange, Parts, release_held};
+use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
+use crate::devr::dev_comm_handle::{DevComm, Resource};
+use crate::devr::flush::prepare::Prepared;
+use crate::devr::request::{Request, WindowRequest, Work};
+use crate::devr::shadow::Slot;
+use crate::devr::table::{TableEntry, TableSlot};
+use crate::devr::window::{Place, Window};
+use crate::device::abi;
+use crate::device::peer::View;
+use crate::error::{Misuse, Reason};
+
+/// What a task becomes.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// A window.
+    Window(Window),
+    /// A device communicator.
+    DevComm(DevComm),
+}
+
+/// The device objects of the batch's tasks, written and not yet visible.
+#[derive(Debug, Default)]
+pub(crate) struct Drafts(Vec<Draft>);
+
+/// The device objects of one task.
+#[derive(Debug)]
+struct Draft {
+    /// The window's struct; none without a memory.
+    slot: Option<Slot>,
+    /// Its place in the table; resource buffers have none.
+    entry: Option<TableSlot>,
+    bytes: abi::Window,
+}
+
+impl Drafts {
+    /// Adds the next task's.
+    pub(crate) fn push(&mut self, slot: Option<Slot>, entry: Option<TableSlot>, bytes: abi::Window) {
+        self.0.push(Draft { slot, entry, bytes });
+    }
+}
+
+/// Makes the batch real on this rank and gives its handles out, one for each task of `work`.
+///
+/// # Errors
+/// Why it could not be published: the communicator has failed then, since other ranks may have committed.
+pub(crate) fn commit(
+    core: &Arc<Core>,
+    made: &mut Made,
+    prepared: &Prepared,
+    decision: &Decision,
+    work: Work,
+    drafts: Drafts,
+) -> Result<Vec<Output>, Reason> {
+    let mut state = core.state();
+    state.replicated.commit(decision);
+    let parts = made.take();
+    let failed = take_over(core, &mut state, decision, parts);
+    core.board.undo_failures(&failed);
+    let mut entries = Vec::new();
+    let mut outputs = Vec::new();
+    let mut drafts = drafts.0.into_iter();
+    for (task, request) in work.requests.into_iter().enumerate() {
+        let (Some(draft), place) = (drafts.next(), decision.placements[task]) else {
+            return Err(Misuse::Other { what: "fewer device objects than tasks".to_owned() }.into());
+        };
+        outputs.push(match request {
+            Request::Window(request) => {
+                let sizes = decision.sizes[task].clone();
+                Output::Window(window(core, &mut state, sizes, request, &draft, place, &mut entries)?)
+            }
+            Request::DevComm(_) => Output::DevComm(dev_comm(core, &mut state, prepared, task, &draft, place)?),
+        });
+    }
+    if prepared.collectives
+        && let Some(draft) = drafts.next()
+    {
+        let task = decision.placements.len() - 1;
+        let own = dev_comm(core, &mut state, prepared, task, &draft, decision.placements[task])?;
+        *core.collectives.lock() = Some(own);
+    }
+    if let Some(objects) = state.objects.as_mut() {
+        objects.publish(&entries)?;
+    }
+    core.index.publish(outputs.iter().filter_map(Output::entry).collect());
+    core.board.committed(&state);
+    Ok(outputs)
+}
+
+impl Output {
+    fn entry(&self) -> Option<crate::devr::index::Entry<crate::devr::window::WindowEntry>> {
+        match self {
+            Self::Window(window) => Some(window.entry()),
+            Self::DevComm(_) => None,
+        }
+    }
+}
+
+/// The new memories and multicast objects become the rank's.
+fn take_over(core: &Core, state: &mut State, decision: &Decision, parts: Parts) -> Vec<crate::driver::DeviceError> {
+    let me = core.agreed.lsa_rank().index();
+    let mut mapped: HashMap<_, _> = parts.mapped.into_iter().map(|memory| (memory.id, memory.mapped)).collect();
+    for NewMemory { id, key, offset, span, .. } in &decision.new {
+        let handles: Vec<_> = key.0[me].tokens.iter().filter_map(|&token| state.tokens.handle(token)).collect();
+        for &handle in &handles {
+            let size = state.tokens.size(handle);
+            state.tokens.obtain(handle, size);
+        }
+        let held = handles.iter().filter_map(|handle| parts.held.get(handle).cloned()).collect();
+        state.memories.insert(*id, LocalMemory { windows: 0, offset: *offset, span: *span, handles, held });
+        core.flat.commit(*id, mapped.remove(id).unwrap_or_default());
+    }
+    let mut objects = parts.objects;
+    for (team, place) in parts.multicast_ranges {
+        let MulticastRange { range, .. } = &place;
+        core.multicast_bases.lock().insert(team.clone(), range.base());
+        if let Some(object) = objects.remove(&team) {
+            state.multicast.insert(team, LocalMulticast { object, place, bound: HashMap::new() });
+        }
+    }
+    for bound in parts.bound {
+        if let Some(local) = state.multicast.get_mut(&bound.team) {
+            local.bound.entry(bound.memory).or_default().push((bound.at, bound.size));
+        }
+    }
+    release_held(state, parts.held)
+}
+
+#[allow(clippy::too_many_arguments, reason = "a window has a request, a place and device objects")]
+fn window(
+    core: &Arc<Core>,
+    state: &mut State,
+    sizes: Option<Arc<[u64]>>,
+    request: WindowRequest,
+    draft: &Draft,
+    place: Option<Placement>,
+    entries: &mut Vec<(TableSlot, TableEntry)>,
+) -> Result<Window, Reason> {
+    let (Some(place), Some(slot)) = (place, draft.slot) else {
+        return Err(Misuse::Other { what: "a window without a place".to_owned() }.into());
+    };
+    let struct_address = take_up(state, place, slot)?;
+    if let Some(entry) = draft.entry {
+        let (base, size) = (request.address as u64, request.size as u64);
+        entries.push((entry, TableEntry { base, size, window: struct_address as u64 }));
+    }
+    let place = Place {
+        memory: place.memory,
+        offset: place.offset,
+        first: draft.bytes.lsa_flat_base,
+        slot,
+        entry: draft.entry,
+        struct_address,
+        view: View::of(&*core.flat.range(&*core.driver)?),
+    };
+    Ok(Window::open(core, place, request, sizes))
+}
+
+fn dev_comm(
+    core: &Arc<Core>,
+    state: &mut State,
+    prepared: &Prepared,
+    task: usize,
+    draft: &Draft,
+    place: Option<Placement>,
+) -> Result<DevComm, Reason> {
+    let resource = match (place, draft.slot) {
+        (Some(place), Some(slot)) => {
+            let struct_address = take_up(state, place, slot)?;
+            Some(Resource { memory: place.memory, slot, struct_address: struct_address as u64, bytes: draft.bytes })
+        }
+        _ => None,
+    };
+    let table = state.objects.as_ref().map_or(0, |objects| objects.table.head());
+    let Some(plan) = prepared.plans[task].clone() else {
+        return Err(Misuse::Other { what: "a device communicator without a plan".to_owned() }.into());
+    };
+    let requirements = match &prepared.offer.tasks[task].print {
+        Fingerprint::DevComm { requirements } => requirements,
+        Fingerprint::Window { .. } => {
+            return Err(Misuse::Other { what: "a window with a device communicator's plan".to_owned() }.into());
+        }
+    };
+    Ok(DevComm::open(core, plan, requirements, resource, table as u64))
+}
+
+/// One window more on a memory; gives the address of its struct.
+fn take_up(state: &mut State, place: Placement, slot: Slot) -> Result<usize, Reason> {
+    let lost = || Misuse::Other { what: "a window's memory or struct is not there".to_owned() };
+    state.memories.get_mut(&place.memory).ok_or_else(lost)?.windows += 1;
+    let address = state.objects.as_ref().and_then(|objects| objects.windows.address(slot));
+    Ok(address.ok_or_else(lost)?)
+}

@@ -1,0 +1,278 @@
+//! Step 4 of the flush: each rank maps its own allocations into its process's flat range, the lowest rank of each
+//! process imports and maps those of other processes, and the device objects are written.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::commit::Drafts;
+use super::decide::{Decision, NewMemory};
+use super::made::{Made, MappedMemory};
+use super::message::{Offer, Token};
+use super::prepare::{Prepared, attachment};
+use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
+use crate::devr::core::Core;
+use crate::devr::owned::Held;
+use crate::device::abi;
+use crate::driver::range::{Reservation, runs};
+use crate::driver::{DeviceError, Event, Exported, Handle};
+use crate::error::{Fault, Misuse, Phase, Reason};
+use crate::ids::LsaRank;
+
+/// What came from peers beside their messages.
+#[derive(Debug, Default)]
+pub(crate) struct Arrived {
+    allocations: HashMap<(u32, Token), Attachment>,
+    sizes: HashMap<(u32, Token), u64>,
+    /// Multicast objects by their team.
+    pub(crate) objects: HashMap<Vec<u32>, Attachment>,
+    lost: Option<LostHandles>,
+}
+
+impl Arrived {
+    /// Takes in what came with an offer.
+    pub(crate) fn add_offer(&mut self, core: &Core, offer: &Offer, message: Incoming) {
+        let Some(from) = core.agreed.lsa_rank_of(message.from) else { return };
+        let me = core.agreed.lsa_rank().get();
+        self.lost = self.lost.or(message.lost);
+        self.sizes.extend(offer.allocations.iter().map(|a| ((from.get(), a.token), a.size)));
+        let mut handles = message.handles.into_iter();
+        if core.agreed.imports() && core.agreed.process(message.from) != core.agreed.me().process {
+            let tokens = offer.allocations.iter().filter(|a| a.handle).map(|a| (from.get(), a.token));
+            self.allocations.extend(tokens.zip(handles.by_ref()));
+        }
+        let teams = offer.multicast.iter().filter(|team| team.contains(&me)).cloned();
+        self.objects.extend(teams.zip(handles));
+    }
+
+    /// Takes in what came in the extra round.
+    pub(crate) fn add_missing(&mut self, core: &Core, decision: &Decision, message: Incoming) {
+        let Some(from) = core.agreed.lsa_rank_of(message.from) else { return };
+        self.lost = self.lost.or(message.lost);
+        let tokens = decision.missing[from.index()].iter().map(|&token| (from.get(), token));
+        self.allocations.extend(tokens.zip(message.handles));
+    }
+}
+
+/// Exports what came with no offer and other processes need, for the extra round.
+pub(crate) fn missing_handles(
+    core: &Core,
+    made: &Made,
+    prepared: &Prepared,
+    decision: &Decision,
+    faults: &mut Vec<Fault>,
+) -> Vec<Parcel> {
+    let mut exports = Vec::new();
+    for token in &decision.missing[core.agreed.lsa_rank().index()] {
+        let (handle, _) = prepared.own[token];
+        debug_assert!(made.peek().held.contains_key(&handle), "P-6: an exporter's handle lives until all have imported");
+        match core.driver.export(handle) {
+            Ok(exported) => exports.push(attachment(exported)),
+            Err(error) => faults.push(Fault {
+                peer: core.agreed.me().clone(),
+                phase: Phase::Handles,
+                task: None,
+                reason: error.into(),
+            }),
+        }
+    }
+    let here = core.agreed.me().process;
+    let mut parcels = super::parcels_without(core);
+    for parcel in &mut parcels {
+        if core.agreed.process(parcel.to[0]) != here && faults.is_empty() {
+            parcel.handles.clone_from(&exports);
+        }
+    }
+    parcels
+}
+
+/// Maps every new memory and writes every device object. Nothing is visible to lookups yet. Returns what a commit
+/// publishes, and the event behind the writes.
+///
+/// # Errors
+/// The task, if it is one's, and the reason: this rank's verdict.
+pub(crate) fn map(
+    core: &Core,
+    made: &mut Made,
+    prepared: &Prepared,
+    decision: &Decision,
+    arrived: &Arrived,
+) -> Result<(Drafts, Event), (Option<u32>, Reason)> {
+    let all = |reason: Reason| (None, reason);
+    if let Some(lost) = arrived.lost {
+        let LostHandles { limit, need, got } = lost;
+        return Err(all(Reason::Descriptors { limit, need, got }));
+    }
+    let range = core.flat.range(&*core.driver).map_err(|e| all(e.into()))?;
+    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, imported: BTreeMap::new(), spans: Vec::new() };
+    mapper.memories().map_err(all)?;
+    for (address, size) in runs(std::mem::take(&mut mapper.spans)) {
+        core.driver.set_access(address, size).map_err(|e| all(e.into()))?;
+    }
+    drop(mapper);
+    objects(core, made, prepared, decision, &range)
+}
+
+struct Mapper<'a> {
+    core: &'a Core,
+    made: &'a mut Made,
+    prepared: &'a Prepared,
+    decision: &'a Decision,
+    arrived: &'a Arrived,
+    range: &'a Reservation,
+    /// Each foreign allocation is imported once in a batch; the reference goes when all is mapped.
+    imported: BTreeMap<(u32, Token), Held>,
+    /// What needs access.
+    spans: Vec<(usize, usize)>,
+}
+
+impl Mapper<'_> {
+    fn memories(&mut self) -> Result<(), Reason> {
+        let agreed = &self.core.agreed;
+        let here = agreed.me().process;
+        let foreign: Vec<LsaRank> = if agreed.imports() {
+            (0..agreed.lsa_size).map(LsaRank::new).filter(|&l| agreed.process(agreed.world_rank(l)) != here).collect()
+        } else {
+            Vec::new()
+        };
+        let decision = self.decision;
+        for memory in &decision.new {
+            let NewMemory { id, offset, span, .. } = *memory;
+            self.check_quarantine(offset, span)?;
+            self.made.parts().mapped.push(MappedMemory { id, offset, span, mapped: Vec::new() });
+            self.own(memory)?;
+            for &owner in &foreign {
+                self.foreign(memory, owner)?;
+            }
+        }
+        for (_, held) in std::mem::take(&mut self.imported) {
+            held.release()?;
+        }
+        Ok(())
+    }
+
+    /// What this rank could not unmap since its last offer is not yet out of the space: it must not be used again.
+    fn check_quarantine(&self, offset: u64, span: u64) -> Result<(), Reason> {
+        let overlaps = |&&(o, s): &&(u64, u64)| o < offset + span && offset < o + s;
+        match self.core.state().quarantined.iter().find(overlaps) {
+            None => Ok(()),
+            Some((o, s)) => Err(Misuse::Other {
+                what: format!("offset {offset:#x} overlaps {s} bytes at {o:#x} that could not be unmapped; try again"),
+            }
+            .into()),
+        }
+    }
+
+    fn own(&mut self, memory: &NewMemory) -> Result<(), Reason> {
+        let me = self.core.agreed.lsa_rank();
+        let part = &memory.key.0[me.index()];
+        let mut address = self.core.flat.address(self.range, me, memory.offset + part.shift);
+        for token in &part.tokens {
+            let (handle, size) = self.prepared.own[token];
+            self.map(address, size, handle)?;
+            address += size;
+        }
+        Ok(())
+    }
+
+    fn foreign(&mut self, memory: &NewMemory, owner: LsaRank) -> Result<(), Reason> {
+        let part = &memory.key.0[owner.index()];
+        let mut address = self.core.flat.address(self.range, owner, memory.offset + part.shift);
+        for &token in &part.tokens {
+            let key = (owner.get(), token);
+            let bytes = self.arrived.sizes.get(&key).copied().unwrap_or(0);
+            let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let handle = self.import(key, size)?;
+            self.map(address, size, handle)?;
+            address += size;
+        }
+        Ok(())
+    }
+
+    fn import(&mut self, key: (u32, Token), size: usize) -> Result<Handle, Reason> {
+        if let Some(held) = self.imported.get(&key) {
+            return Ok(held.handle());
+        }
+        let Some(exported) = self.arrived.allocations.get(&key).and_then(exported) else {
+            let what = format!("no handle came for allocation {} of LSA rank {}", key.1.0, key.0);
+            return Err(Misuse::Other { what }.into());
+        };
+        let handle = self.core.driver.import(&exported, size)?;
+        self.imported.insert(key, Held::new(&self.core.driver, handle));
+        Ok(handle)
+    }
+
+    fn map(&mut self, address: usize, size: usize, handle: Handle) -> Result<(), DeviceError> {
+        let mapped = self.range.map(&*self.core.driver, address, size, handle)?;
+        self.spans.push(mapped.span());
+        if let Some(memory) = self.made.parts().mapped.last_mut() {
+            memory.mapped.push(mapped);
+        }
+        Ok(())
+    }
+}
+
+/// Writes window structs and zeroes resource buffers.
+fn objects(
+    core: &Core,
+    made: &mut Made,
+    prepared: &Prepared,
+    decision: &Decision,
+    range: &Reservation,
+) -> Result<(Drafts, Event), (Option<u32>, Reason)> {
+    let me = core.agreed.lsa_rank();
+    let mut state = core.state();
+    let Some(objects) = state.objects.as_mut() else {
+        let what = "no device objects, though this rank was prepared".to_owned();
+        return Err((None, Misuse::Other { what }.into()));
+    };
+    let windows = prepared.plans.iter().filter(|plan| plan.is_none()).count();
+    let entries = objects.table.reserve(windows).map_err(|e| (None, e.into()))?;
+    made.parts().entries.clone_from(&entries);
+    let mut entries = entries.into_iter();
+    let mut drafts = Drafts::default();
+    for (task, placement) in (0u32..).zip(&decision.placements) {
+        let failed = |e: DeviceError| (Some(task), Reason::from(e));
+        let plan = &prepared.plans[task as usize];
+        let Some(place) = placement else {
+            drafts.push(None, None, abi::Window::poisoned());
+            continue;
+        };
+        let flags = prepared.offer.tasks[task as usize].print.flags();
+        let window = abi::Window::new(
+            range.base() as u64 + place.offset,
+            me.get(),
+            core.agreed.rank.get(),
+            core.agreed.stride,
+            place.offset,
+            flags,
+        );
+        let slot = objects.windows.alloc(window).map_err(failed)?;
+        made.parts().windows.push(slot);
+        let entry = if plan.is_none() { entries.next() } else { None };
+        if plan.is_some() {
+            let size = usize::try_from(prepared.offer.tasks[task as usize].size).unwrap_or(usize::MAX);
+            let address = core.flat.address(range, me, place.offset);
+            range.zero(&*core.driver, objects.stream, address, size).map_err(failed)?;
+        }
+        drafts.push(Some(slot), entry, window);
+    }
+    let event = objects.upload().map_err(|e| (None, e.into()))?;
+    Ok((drafts, event))
+}
+
+/// What a device can import.
+pub(crate) fn exported(attachment: &Attachment) -> Option<Exported> {
+    match attachment {
+        Attachment::Descriptor(descriptor) => Some(Exported::Descriptor(Arc::clone(descriptor))),
+        Attachment::Fabric(bytes) => Some(Exported::Fabric(*bytes)),
+        _ => None,
+    }
+}
+
+/// A reference that a rank of the same process shares.
+pub(crate) fn shared(attachment: &Attachment) -> Option<Arc<Held>> {
+    let Attachment::Value(value) = attachment else { return None };
+    let value: Arc<dyn Any + Send + Sync> = Arc::clone(value);
+    value.downcast().ok()
+}

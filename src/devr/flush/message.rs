@@ -1,0 +1,234 @@
+//! What ranks tell each other in the rounds of a batch.
+//!
+//! Messages are postcard-encoded; handles ride beside them, in the order in which the message names them.
+
+use std::fmt::Write as _;
+
+use bitflags::bitflags;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::devr::dev_comm::DevCommRequirements;
+use crate::error::{Cause, Fault, Peer};
+
+bitflags! {
+    /// What a window is for.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub struct WindowFlags: u32 {
+        /// The window may be used by symwin's collectives. The first one brings their own device communicator
+        /// along in the same batch.
+        const COLL_SYMMETRIC = 1;
+        /// Kept for programs written for NCCL, whose flag it is. It changes nothing on one host.
+        const STRICT_ORDERING = 2;
+    }
+}
+
+/// An allocation by the name that its rank gave it. None is used twice on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Token(pub(crate) u64);
+
+/// A memory of the replicated state, by its number in the agreed history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct MemoryId(pub(crate) u64);
+
+/// The rounds of a batch, as they stand in a message's tag.
+pub(crate) mod round {
+    /// Every rank of the team to every other: [`super::Offer`].
+    pub(crate) const OFFER: u8 = 0;
+    /// The handles that came with no offer.
+    pub(crate) const HANDLES: u8 = 1;
+    /// Whether every device was added to the new multicast objects: [`super::Vote`].
+    pub(crate) const MULTICAST: u8 = 2;
+    /// Every rank of the team to every other: [`super::Vote`].
+    pub(crate) const VOTE: u8 = 3;
+    /// A team's leader to its members: [`super::Merged`].
+    pub(crate) const VERDICT: u8 = 4;
+    /// Between leaders, step k has tag `MERGE + k`: [`super::Merged`].
+    pub(crate) const MERGE: u8 = 16;
+}
+
+/// The name of a round, for messages.
+pub(crate) fn round_name(round: u8) -> &'static str {
+    match round {
+        round::OFFER => "offer",
+        round::HANDLES => "handles",
+        round::MULTICAST => "multicast",
+        round::VOTE => "vote",
+        round::VERDICT => "verdict",
+        _ => "merge",
+    }
+}
+
+/// What a rank wants of a batch, what it has, or why it cannot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    /// The group's name, part of the fingerprint.
+    pub(crate) group: Option<String>,
+    /// The group was dropped before its end.
+    pub(crate) abandoned: bool,
+    /// The batch's tasks in order.
+    pub(crate) tasks: Vec<TaskOffer>,
+    /// Every allocation under the tasks, once.
+    pub(crate) allocations: Vec<AllocationOffer>,
+    /// Memories retired since this rank's last offer.
+    pub(crate) retired: Vec<MemoryId>,
+    /// Ranges (offset, span) quarantined since this rank's last offer.
+    pub(crate) quarantined: Vec<(u64, u64)>,
+    /// Why this rank cannot take part, if it cannot.
+    pub(crate) refused: Vec<Fault>,
+    /// Teams (by their LSA ranks) whose multicast object this rank made, being their first; their handles follow
+    /// those of the allocations, each to the members of its team only.
+    pub(crate) multicast: Vec<Vec<u32>>,
+}
+
+impl Offer {
+    /// What a peer sends is checked before it is used as an index.
+    ///
+    /// # Errors
+    /// In words, what is wrong.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let allocations = self.allocations.len();
+        if self.tasks.iter().flat_map(|task| &task.allocations).any(|&index| index as usize >= allocations) {
+            return Err(format!("an offer that refers beyond its {allocations} allocations"));
+        }
+        if self.tasks.iter().any(|task| task.allocations.is_empty() && task.size > 0) {
+            return Err("an offer of a task without allocations".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// One allocation of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AllocationOffer {
+    /// Its name on its rank.
+    pub(crate) token: Token,
+    /// Its size in bytes.
+    pub(crate) size: u64,
+    /// Whether its handle rides with the offer.
+    pub(crate) handle: bool,
+}
+
+/// One task of an offer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TaskOffer {
+    /// What must be equal on all ranks.
+    pub(crate) print: Fingerprint,
+    /// The allocations under it, in order of address, as indices into [`Offer::allocations`].
+    pub(crate) allocations: Vec<u32>,
+    /// Where it starts in the first of them, in bytes.
+    pub(crate) head: u64,
+    /// Its size in bytes.
+    pub(crate) size: u64,
+}
+
+/// What must be equal on all ranks for a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Fingerprint {
+    /// A window.
+    Window {
+        /// Its size in bytes, unless sizes may differ between ranks.
+        size: Option<u64>,
+        /// Its flags' bits.
+        flags: u32,
+        /// Its label.
+        label: Option<String>,
+    },
+    /// A device communicator.
+    DevComm {
+        /// What it needs. Boxed: windows are many, device communicators few.
+        requirements: Box<DevCommRequirements>,
+    },
+}
+
+impl Fingerprint {
+    /// The request in words, for mismatch errors.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Window { size, flags, label } => {
+                let mut text = size.map_or("a window of any size".to_owned(), |s| format!("a window of {s} bytes"));
+                if let Some(label) = label {
+                    let _ = write!(text, " labelled `{label}`");
+                }
+                if *flags != 0 {
+                    let _ = write!(text, " with flags {flags:#x}");
+                }
+                text
+            }
+            Self::DevComm { requirements } => format!("a device communicator ({})", requirements.describe()),
+        }
+    }
+
+    /// A window's flags; 0 for a device communicator.
+    pub(crate) fn flags(&self) -> u32 {
+        match self {
+            Self::Window { flags, .. } => *flags,
+            Self::DevComm { .. } => 0,
+        }
+    }
+
+    /// In what two requests differ, `None` if in nothing that must be equal.
+    pub(crate) fn difference(&self, other: &Self) -> Option<&'static str> {
+        match (self, other) {
+            (Self::Window { size, flags, label }, Self::Window { size: s, flags: f, label: l }) => {
+                if label != l {
+                    Some("label")
+                } else if size != s {
+                    Some("size")
+                } else if flags != f {
+                    Some("flags")
+                } else {
+                    None
+                }
+            }
+            (Self::DevComm { requirements: a }, Self::DevComm { requirements: b }) => {
+                if a.same_on_all_ranks(b) { None } else { Some("requirements") }
+            }
+            _ => Some("kind"),
+        }
+    }
+}
+
+/// A rank's verdict on its own part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Vote {
+    /// The digest of the decision and of the state that it was made in.
+    pub(crate) digest: u64,
+    /// Why this rank's part failed; empty when it is well.
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// What LSA teams tell each other: the verdict of all teams heard of so far.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Merged {
+    /// Why the batch must be rolled back, if it must.
+    pub(crate) cause: Option<Cause>,
+    /// The group's name and the tasks of the lowest team heard of.
+    pub(crate) request: Request,
+    /// Its leader.
+    pub(crate) leader: Peer,
+}
+
+/// A batch as other teams see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// The group's name.
+    pub(crate) group: Option<String>,
+    /// The fingerprints of its tasks.
+    pub(crate) tasks: Vec<Fingerprint>,
+}
+
+/// Encodes a message.
+pub(crate) fn encode<T: Serialize>(message: &T) -> std::sync::Arc<[u8]> {
+    // Only types of this module come here; they hold no map or sequence of unknown length, so it cannot fail.
+    postcard::to_stdvec(message).expect("messages of the flush are always encodable").into()
+}
+
+/// Decodes a message whose frame's checksum was right.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(format!("{} bytes too many in a message", rest.len())),
+        Err(error) => Err(format!("a message that cannot be decoded: {error}")),
+    }
+}

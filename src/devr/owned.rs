@@ -1,0 +1,45 @@
+//! Owned pieces of a device: what a batch or a memory holds gives itself back.
+
+use std::sync::Arc;
+
+use crate::driver::{DeviceError, Driver, Handle};
+
+/// One reference to physical memory (or a multicast object). Dropping it releases it; [`Held::release`] does so
+/// too and says whether that worked.
+#[derive(Debug)]
+pub(crate) struct Held {
+    driver: Arc<dyn Driver>,
+    handle: Option<Handle>,
+}
+
+impl Held {
+    /// Takes over one reference.
+    pub(crate) fn new(driver: &Arc<dyn Driver>, handle: Handle) -> Self {
+        Self { driver: Arc::clone(driver), handle: Some(handle) }
+    }
+
+    /// The handle, valid as long as this lives.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle.expect("a reference is there until it is released")
+    }
+
+    /// Gives the reference back.
+    pub(crate) fn release(mut self) -> Result<(), DeviceError> {
+        self.handle.take().map_or(Ok(()), |handle| self.driver.release(handle))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take()
+            && let Err(error) = self.driver.release(handle)
+        {
+            tracing::error!(event = "device.undo_failed", %error, handle = handle.0);
+        }
+    }
+}
+
+/// Gives back references, the shared ones where this was the last; the errors are collected.
+pub(crate) fn release_all(held: impl IntoIterator<Item = Arc<Held>>) -> Vec<DeviceError> {
+    held.into_iter().filter_map(Arc::into_inner).filter_map(|held| held.release().err()).collect()
+}

@@ -1,0 +1,130 @@
+//! What has arrived of the rounds of the present batch and of the next one.
+//!
+//! A peer can be at most one batch ahead (it has my vote of s before it offers s + 1), so messages are kept by
+//! (seq, round) for two batches; anything else is a protocol error.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+
+use crate::bootstrap::Incoming;
+use crate::ids::Rank;
+
+/// The messages of a communicator's rounds on one rank.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// The batch that runs, or the next one if none does.
+    seq: u64,
+    received: BTreeMap<(u64, u8), BTreeMap<Rank, Incoming>>,
+    /// Ranks that have said goodbye, in order of their goodbyes.
+    gone: Vec<Rank>,
+    /// What the job waits for.
+    waits: Option<Waits>,
+}
+
+/// What a job waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waits {
+    /// The batch.
+    pub(crate) seq: u64,
+    /// The round.
+    pub(crate) round: u8,
+    /// The ranks whose message is not there.
+    pub(crate) missing: Vec<Rank>,
+}
+
+impl Rounds {
+    /// Takes in a message of a peer.
+    ///
+    /// # Errors
+    /// In words, when the peer is out of step.
+    pub(crate) fn deliver(&self, incoming: Incoming) -> Result<(), String> {
+        let mut inner = self.inner.lock();
+        let (seq, round) = (incoming.tag.seq, incoming.tag.round);
+        if seq < inner.seq || seq > inner.seq + 1 {
+            return Err(format!("a message of batch {seq} while this rank is at batch {}", inner.seq));
+        }
+        let from = incoming.from;
+        match inner.received.entry((seq, round)).or_default().insert(from, incoming) {
+            None => Ok(()),
+            Some(_) => Err(format!("a second message of batch {seq}, round {round}")),
+        }
+    }
+
+    /// A peer has said goodbye; nothing comes from it after this.
+    pub(crate) fn goodbye(&self, from: Rank) {
+        let mut inner = self.inner.lock();
+        if !inner.gone.contains(&from) {
+            inner.gone.push(from);
+        }
+    }
+
+    /// The ranks that have said goodbye.
+    pub(crate) fn gone(&self) -> BTreeSet<Rank> {
+        self.inner.lock().gone.iter().copied().collect()
+    }
+
+    /// The present batch has ended; the next one may be offered.
+    pub(crate) fn next(&self) {
+        let mut inner = self.inner.lock();
+        inner.seq += 1;
+        inner.waits = None;
+        let seq = inner.seq;
+        inner.received.retain(|&(s, _), _| s >= seq);
+    }
+
+    /// The number of the present batch, or of the next one if none runs.
+    pub(crate) fn seq(&self) -> u64 {
+        self.inner.lock().seq
+    }
+
+    /// What the job waits for.
+    pub(crate) fn waits(&self) -> Option<Waits> {
+        self.inner.lock().waits.clone()
+    }
+
+    /// The messages of a round of the present batch from `from`, in that order, once all are there; the rank that
+    /// has said goodbye if one of them never will be.
+    pub(crate) fn gather(&self, round: u8, from: Vec<Rank>) -> Gather<'_> {
+        Gather { rounds: self, round, from }
+    }
+}
+
+/// See [`Rounds::gather`]. Its actor polls it again whenever a message has come; it keeps no waker.
+#[derive(Debug)]
+pub(crate) struct Gather<'a> {
+    rounds: &'a Rounds,
+    round: u8,
+    from: Vec<Rank>,
+}
+
+impl Future for Gather<'_> {
+    type Output = Result<Vec<Incoming>, Rank>;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut inner = self.rounds.inner.lock();
+        let key = (inner.seq, self.round);
+        let here = inner.received.get(&key);
+        let missing: Vec<Rank> =
+            self.from.iter().copied().filter(|rank| !here.is_some_and(|h| h.contains_key(rank))).collect();
+        if missing.is_empty() {
+            inner.waits = None;
+            let mut all = inner.received.remove(&key).unwrap_or_default();
+            return Poll::Ready(Ok(self.from.iter().filter_map(|rank| all.remove(rank)).collect()));
+        }
+        if let Some(&rank) = inner.gone.iter().find(|rank| missing.contains(rank)) {
+            inner.waits = None;
+            return Poll::Ready(Err(rank));
+        }
+        inner.waits = Some(Waits { seq: key.0, round: self.round, missing });
+        Poll::Pending
+    }
+}

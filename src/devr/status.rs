@@ -1,0 +1,217 @@
+//! What a rank shows of its communicator, at any time, without asking its actor.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::agreed::Agreed;
+use super::core::State;
+use crate::actors::Time;
+use crate::bootstrap::Endpoint;
+use crate::driver::DeviceError;
+use crate::error::{Error, Peer, Phase};
+
+/// A snapshot of one rank's communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The communicator's name.
+    pub name: String,
+    /// This rank.
+    pub me: Peer,
+    /// What it is doing.
+    pub activity: Activity,
+    /// Batches that have ended, committed or not.
+    pub batches: u64,
+    /// Open windows, without resource buffers.
+    pub windows: usize,
+    /// Memories that this rank has not retired.
+    pub memories: usize,
+    /// Memories of the agreed state, those included that some ranks have retired.
+    pub agreed_memories: usize,
+    /// Names of allocations that live.
+    pub allocations: usize,
+    /// Window structs in use.
+    pub shadow_slots: usize,
+    /// Entries of the device window table in use.
+    pub table_slots: usize,
+    /// Bytes of every stride that memories take.
+    pub space_bytes: u64,
+    /// Bytes of every stride that this rank has quarantined.
+    pub quarantined_bytes: u64,
+    /// Undo calls that have failed on this rank so far, the latest ones (at most 16).
+    pub undo_failures: Vec<DeviceError>,
+    /// Rounds in which this rank has sent messages, counted by the bootstrap.
+    pub rounds: u64,
+    /// Messages that this rank has sent.
+    pub messages: u64,
+    /// Descriptors that this rank has sent.
+    pub descriptors: u64,
+    /// The digest of the agreed state after the latest batch: equal on all ranks of the LSA team (P-1).
+    pub digest: u64,
+}
+
+/// What a rank's communicator is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activity {
+    /// Closed.
+    Closed,
+    /// Failed for good.
+    Failed(Error),
+    /// Nothing.
+    Idle,
+    /// A batch runs.
+    Running {
+        /// Which.
+        operation: String,
+        /// Where it is.
+        phase: Phase,
+        /// For how long it has run.
+        since: Duration,
+        /// The ranks whose messages are missing.
+        waits_for: Vec<Peer>,
+    },
+}
+
+/// Where the actor writes and [`Status`] is read.
+#[derive(Debug)]
+pub(crate) struct Board {
+    inner: Mutex<Inner>,
+    /// The job waits for its stream: poll it again soon.
+    pub(crate) tick: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    status: Status,
+    operation: Option<(String, Phase, Time)>,
+    failed: Option<Error>,
+    closed: bool,
+}
+
+impl Board {
+    pub(crate) fn new(agreed: &Agreed) -> Self {
+        let status = Status {
+            name: agreed.name.clone(),
+            me: agreed.me().clone(),
+            activity: Activity::Idle,
+            batches: 0,
+            windows: 0,
+            memories: 0,
+            agreed_memories: 0,
+            allocations: 0,
+            shadow_slots: 0,
+            table_slots: 0,
+            space_bytes: 0,
+            quarantined_bytes: 0,
+            undo_failures: Vec::new(),
+            rounds: 0,
+            messages: 0,
+            descriptors: 0,
+            digest: 0,
+        };
+        let inner = Inner { status, operation: None, failed: None, closed: false };
+        Self { inner: Mutex::new(inner), tick: AtomicBool::new(false) }
+    }
+
+    /// A batch begins.
+    pub(crate) fn begin(&self, operation: String, now: Time) {
+        self.inner.lock().operation = Some((operation, Phase::Prepare, now));
+    }
+
+    /// The batch has come to a phase.
+    pub(crate) fn phase(&self, phase: Phase) {
+        if let Some(operation) = &mut self.inner.lock().operation {
+            operation.1 = phase;
+        }
+    }
+
+    /// The batch has ended.
+    pub(crate) fn end(&self) {
+        let mut inner = self.inner.lock();
+        inner.operation = None;
+        inner.status.batches += 1;
+    }
+
+    /// What runs, for errors.
+    pub(crate) fn operation(&self) -> (String, Phase) {
+        let inner = self.inner.lock();
+        inner.operation.as_ref().map_or(("no operation".to_owned(), Phase::Idle), |(o, p, _)| (o.clone(), *p))
+    }
+
+    pub(crate) fn failed(&self, error: Error) {
+        self.inner.lock().failed = Some(error);
+    }
+
+    pub(crate) fn closed(&self) {
+        self.inner.lock().closed = true;
+    }
+
+    /// Counts of what the actor owns.
+    pub(crate) fn committed(&self, state: &State) {
+        let mut inner = self.inner.lock();
+        let status = &mut inner.status;
+        status.memories = state.memories.len();
+        status.agreed_memories = state.replicated.memories.len();
+        status.allocations = state.tokens.len();
+        status.space_bytes = state.replicated.space.allocated_bytes();
+        if let Some(objects) = &state.objects {
+            status.shadow_slots = objects.windows.counts().slots;
+            status.table_slots = objects.table.counts().live;
+        } else {
+            status.shadow_slots = 0;
+            status.table_slots = 0;
+        }
+    }
+
+    /// The digest after a batch.
+    pub(crate) fn digest(&self, digest: u64) {
+        self.inner.lock().status.digest = digest;
+    }
+
+    pub(crate) fn quarantined(&self, bytes: u64, errors: &[DeviceError]) {
+        self.inner.lock().status.quarantined_bytes = bytes;
+        self.undo_failures(errors);
+    }
+
+    pub(crate) fn undo_failures(&self, errors: &[DeviceError]) {
+        let mut inner = self.inner.lock();
+        for error in errors {
+            if inner.status.undo_failures.len() == 16 {
+                inner.status.undo_failures.remove(0);
+            }
+            inner.status.undo_failures.push(error.clone());
+        }
+    }
+
+    /// What the bootstrap has counted.
+    pub(crate) fn counters(&self, endpoint: &Endpoint) {
+        let mut inner = self.inner.lock();
+        inner.status.rounds = endpoint.rounds();
+        inner.status.messages = endpoint.messages_sent();
+        inner.status.descriptors = endpoint.descriptors_sent();
+    }
+
+    /// A snapshot. `missing` are the ranks that the job waits for.
+    pub(crate) fn snapshot(&self, now: Time, windows: usize, missing: Vec<Peer>) -> Status {
+        let inner = self.inner.lock();
+        let activity = if inner.closed {
+            Activity::Closed
+        } else if let Some(error) = &inner.failed {
+            Activity::Failed(error.clone())
+        } else if let Some((operation, phase, since)) = &inner.operation {
+            let (operation, since) = (operation.clone(), now.since(*since));
+            Activity::Running { operation, phase: *phase, since, waits_for: missing }
+        } else {
+            Activity::Idle
+        };
+        Status { activity, windows, ..inner.status.clone() }
+    }
+
+    /// Whether the job asked to be polled again soon.
+    pub(crate) fn take_tick(&self) -> bool {
+        self.tick.swap(false, Ordering::Relaxed)
+    }
+}

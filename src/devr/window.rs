@@ -1,0 +1,369 @@
+//! Windows: one range of every rank's memory, side by side.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::RwLock;
+
+use super::actor::Closing;
+use super::core::Core;
+use super::flush::message::{MemoryId, WindowFlags};
+use super::index::Entry;
+use super::request::WindowRequest;
+use super::shadow::Slot;
+use super::table::TableSlot;
+use super::team::Team;
+use crate::device::peer::View;
+use crate::error::{Misuse, Result};
+use crate::ids::{LsaRank, Rank};
+
+/// A range of this rank's memory, registered together with the same range on every other rank.
+///
+/// The window is open until its last handle is dropped or [`Window::close`] is called; both are local and talk to
+/// nobody. It keeps its buffer's memory alive. Offsets are in bytes from the window's start, which is the same
+/// place on every rank whatever its offset in the rank's allocation.
+///
+/// Pointers are raw: they may be used until *this rank* closes the window (P-3), and what other ranks do meanwhile
+/// is for barriers to order. [`Window::read`] and [`Window::write`] copy safely.
+#[derive(Clone)]
+pub struct Window(Arc<Inner>);
+
+/// A window as the index holds it: it does not keep the window open.
+#[derive(Clone, Debug)]
+pub(crate) struct WindowEntry(Weak<Inner>);
+
+impl WindowEntry {
+    /// The window, unless its last handle is being dropped.
+    pub(crate) fn window(&self) -> Option<Window> {
+        self.0.upgrade().map(Window)
+    }
+}
+
+/// Where a window is.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The memory under it.
+    pub(crate) memory: MemoryId,
+    /// Its place in every stride.
+    pub(crate) offset: u64,
+    /// The address of byte 0 of LSA rank 0.
+    pub(crate) first: u64,
+    /// Its device struct.
+    pub(crate) slot: Slot,
+    /// Its place in the window table.
+    pub(crate) entry: Option<TableSlot>,
+    /// The device address of its struct.
+    pub(crate) struct_address: usize,
+    /// The flat range.
+    pub(crate) view: View,
+}
+
+struct Inner {
+    core: Arc<Core>,
+    place: Place,
+    request: WindowRequest,
+    /// Each LSA rank's size where they differ.
+    sizes: Option<Arc<[u64]>>,
+    closed: AtomicBool,
+    /// Safe copies hold it shared, closing takes it alone: a copy never sees an unmapped address.
+    copies: RwLock<()>,
+}
+
+impl Window {
+    pub(crate) fn open(core: &Arc<Core>, place: Place, request: WindowRequest, sizes: Option<Arc<[u64]>>) -> Self {
+        if let Some(sizes) = &sizes {
+            core.sizes.write().insert(place.struct_address as u64, Arc::clone(sizes));
+        }
+        Self(Arc::new(Inner {
+            core: Arc::clone(core),
+            place,
+            request,
+            sizes,
+            closed: AtomicBool::new(false),
+            copies: RwLock::new(()),
+        }))
+    }
+
+    /// The window's size in bytes on this rank.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.request.size
+    }
+
+    /// The window's size in bytes on a rank of this LSA team.
+    ///
+    /// # Errors
+    /// [`Misuse::NotInTeam`].
+    pub fn size_of(&self, rank: Rank) -> Result<usize> {
+        let lsa = self.lsa(rank)?;
+        Ok(self.size_at(lsa))
+    }
+
+    /// Its label.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.0.request.label.as_deref()
+    }
+
+    /// Its flags.
+    #[must_use]
+    pub fn flags(&self) -> WindowFlags {
+        self.0.request.flags
+    }
+
+    /// The address at which this rank registered it.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.request.address
+    }
+
+    /// Its place in every rank's stride, in bytes; equal on all ranks of the LSA team.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.0.place.offset
+    }
+
+    /// The device address of its struct, which kernels take as the window's handle.
+    #[must_use]
+    pub fn device_address(&self) -> u64 {
+        self.0.place.struct_address as u64
+    }
+
+    /// Whether it is still open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !self.0.closed.load(Ordering::Acquire) && !self.0.core.closed.load(Ordering::Acquire)
+    }
+
+    /// Where byte `offset` of a rank's part is, in this rank's address space. Talks to nobody.
+    ///
+    /// # Errors
+    /// [`Misuse::Closed`]; [`Misuse::NotInTeam`] if the rank is not in this rank's LSA team;
+    /// [`Misuse::OutOfRange`] beyond the rank's part.
+    pub fn peer_ptr(&self, rank: Rank, offset: usize) -> Result<*mut u8> {
+        let lsa = self.lsa(rank)?;
+        self.lsa_ptr(lsa, offset)
+    }
+
+    /// The same for a rank of the LSA team by its LSA rank.
+    ///
+    /// # Errors
+    /// As [`Window::peer_ptr`].
+    pub fn lsa_ptr(&self, lsa: LsaRank, offset: usize) -> Result<*mut u8> {
+        self.check_open()?;
+        self.check_range(lsa, offset, 1)?;
+        Ok(View::pointer(self.lsa_address(lsa, offset)))
+    }
+
+    /// Where byte `offset` of this rank's own part is in the flat range: the same memory as at
+    /// [`Window::address`].
+    ///
+    /// # Errors
+    /// [`Misuse::Closed`], [`Misuse::OutOfRange`].
+    pub fn local_ptr(&self, offset: usize) -> Result<*mut u8> {
+        self.lsa_ptr(self.0.core.agreed.lsa_rank(), offset)
+    }
+
+    /// Where byte `offset` is in the multicast object of a team: a store there reaches every member. Talks to nobody:
+    /// a team has an object only if a device communicator that asked for one was made.
+    ///
+    /// # Errors
+    /// [`Misuse::Closed`], [`Misuse::OutOfRange`], [`Misuse::NotInTeam`], and [`Misuse::Other`] where the team has
+    /// no multicast object.
+    pub fn multicast_ptr(&self, team: Team, offset: usize) -> Result<*mut u8> {
+        self.check_open()?;
+        let agreed = &self.0.core.agreed;
+        let mut members = Vec::new();
+        for rank in team.members(agreed.rank) {
+            let lsa = self.lsa(rank)?;
+            self.check_range(lsa, offset, 1)?;
+            members.push(lsa.get());
+        }
+        let base = self.0.core.multicast_bases.lock().get(&members).copied();
+        let Some(base) = base else {
+            let why = if agreed.multicast {
+                "create a device communicator with that multicast team first"
+            } else {
+                "not every rank's device has multicast"
+            };
+            let what = format!("the team of LSA ranks {members:?} has no multicast object: {why}");
+            return Err(Misuse::Other { what }.into());
+        };
+        let offset = usize::try_from(self.0.place.offset).unwrap_or(usize::MAX) + offset;
+        Ok(View::pointer(base + offset))
+    }
+
+    /// Copies bytes from a rank's part. Bytes that the rank writes meanwhile come old or new.
+    ///
+    /// # Errors
+    /// As [`Window::peer_ptr`].
+    pub fn read(&self, rank: Rank, offset: usize, to: &mut [u8]) -> Result<()> {
+        let lsa = self.lsa(rank)?;
+        let _open = self.0.copies.read();
+        self.check_open()?;
+        self.check_range(lsa, offset, to.len())?;
+        self.0.place.view.read(self.lsa_address(lsa, offset), to)
+    }
+
+    /// Copies bytes into a rank's part.
+    ///
+    /// # Errors
+    /// As [`Window::peer_ptr`].
+    pub fn write(&self, rank: Rank, offset: usize, from: &[u8]) -> Result<()> {
+        let lsa = self.lsa(rank)?;
+        let _open = self.0.copies.read();
+        self.check_open()?;
+        self.check_range(lsa, offset, from.len())?;
+        self.0.place.view.write(self.lsa_address(lsa, offset), from)
+    }
+
+    /// Closes the window on this rank, whatever other handles there are: they are stale from here on. Lookups
+    /// forget it at once. Its memory stays mapped until every host kernel of this rank that runs now has ended.
+    /// Other ranks' windows are not affected.
+    ///
+    /// # Errors
+    /// [`Misuse::Closed`] if it was closed before.
+    pub fn close(&self) -> Result<()> {
+        self.check_open()?;
+        if self.0.close() { Ok(()) } else { Err(self.stale().into()) }
+    }
+
+    pub(crate) fn entry(&self) -> Entry<WindowEntry> {
+        Entry {
+            base: self.0.request.address,
+            size: self.0.request.size,
+            id: self.0.id(),
+            value: WindowEntry(Arc::downgrade(&self.0)),
+        }
+    }
+
+    /// Whether the window belongs to this rank's communicator.
+    pub(crate) fn belongs_to(&self, core: &Arc<Core>) -> bool {
+        Arc::ptr_eq(&self.0.core, core)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_open() { Ok(()) } else { Err(self.stale().into()) }
+    }
+
+    fn stale(&self) -> Misuse {
+        Misuse::Closed { what: self.0.name() }
+    }
+
+    fn lsa(&self, rank: Rank) -> Result<LsaRank, Misuse> {
+        let team = || format!("the LSA team of {}", self.0.core.agreed.rank);
+        self.0.core.agreed.lsa_rank_of(rank).ok_or_else(|| Misuse::NotInTeam { rank, team: team() })
+    }
+
+    fn size_at(&self, lsa: LsaRank) -> usize {
+        let sizes = self.0.sizes.as_ref();
+        sizes.map_or(self.0.request.size, |sizes| usize::try_from(sizes[lsa.index()]).unwrap_or(usize::MAX))
+    }
+
+    fn check_range(&self, lsa: LsaRank, offset: usize, len: usize) -> Result<(), Misuse> {
+        let core = &self.0.core;
+        if lsa.get() >= core.agreed.lsa_size {
+            let team = format!("an LSA team of {} ranks", core.agreed.lsa_size);
+            return Err(Misuse::NotInTeam { rank: Rank::new(core.agreed.lsa_range().start + lsa.get()), team });
+        }
+        let size = self.size_at(lsa);
+        if offset.checked_add(len).is_some_and(|end| end <= size) {
+            return Ok(());
+        }
+        let what = format!("{}, the part of {lsa}", self.0.name());
+        Err(Misuse::OutOfRange { what, offset: offset as u64, len: len as u64, size: size as u64 })
+    }
+
+    fn lsa_address(&self, lsa: LsaRank, offset: usize) -> usize {
+        let first = usize::try_from(self.0.place.first).unwrap_or(usize::MAX);
+        let stride = usize::try_from(self.0.core.agreed.stride).unwrap_or(usize::MAX);
+        first + lsa.index() * stride + offset
+    }
+}
+
+impl Inner {
+    /// The slot is reused only after the index has forgotten the window, and its generation goes along.
+    fn id(&self) -> u64 {
+        self.place.slot.id()
+    }
+
+    fn name(&self) -> String {
+        match &self.request.label {
+            Some(label) => format!("window `{label}` of communicator `{}`", self.core.agreed.name),
+            None => format!("a window of communicator `{}`", self.core.agreed.name),
+        }
+    }
+
+    /// Closes it once; false if it was closed.
+    fn close(&self) -> bool {
+        let _alone = self.copies.write();
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.core.index.remove(self.id());
+        if self.sizes.is_some() {
+            self.core.sizes.write().remove(&(self.place.struct_address as u64));
+        }
+        self.core.tell_close(Closing {
+            slot: self.place.slot,
+            entry: self.place.entry,
+            memory: self.place.memory,
+            running: self.core.kernels.running(),
+            keep: self.request.keep.clone(),
+        });
+        true
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("comm", &self.0.core.agreed.name)
+            .field("rank", &self.0.core.agreed.rank)
+            .field("label", &self.0.request.label)
+            .field("size", &self.0.request.size)
+            .field("offset", &self.0.place.offset)
+            .field("open", &self.is_open())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// A part of a window, for collectives.
+#[derive(Clone, Debug)]
+pub struct WindowSlice {
+    pub(crate) window: Window,
+    pub(crate) range: Range<usize>,
+}
+
+impl Window {
+    /// Bytes `range` of the window.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice> {
+        let len = range.end.saturating_sub(range.start);
+        self.check_range(self.0.core.agreed.lsa_rank(), range.start, len)?;
+        Ok(WindowSlice { window: self.clone(), range })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn whole(&self) -> WindowSlice {
+        WindowSlice { window: self.clone(), range: 0..self.size() }
+    }
+}
+
