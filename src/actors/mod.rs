@@ -5,6 +5,37 @@
 //! lock. A handler runs to completion and never blocks on another actor (A-1); so any number of actors makes
 //! progress on any number of worker threads, one included.
 //!
+//! ```
+//! use symwin::actors::{Actor, Cx, Flow, Reply, Runtime};
+//!
+//! struct Counter(u64);
+//!
+//! enum Count {
+//!     Add(u64),
+//!     Total(Reply<u64>),
+//! }
+//!
+//! impl Actor for Counter {
+//!     type Msg = Count;
+//!
+//!     fn handle(&mut self, msg: Count, _cx: &mut Cx<'_, Count>) -> Flow {
+//!         match msg {
+//!             Count::Add(n) => self.0 += n,
+//!             Count::Total(reply) => drop(reply.send(self.0)), // Whoever asked may have given up.
+//!         }
+//!         Flow::Continue
+//!     }
+//! }
+//!
+//! let rt = Runtime::threads(2)?;
+//! let counter = rt.spawn("counter", 16, |_me| Counter(0));
+//! let (reply, total) = rt.reply();
+//! assert!(counter.tell(Count::Add(3)).is_ok());
+//! assert!(counter.tell(Count::Total(reply)).is_ok());
+//! assert_eq!(total.wait(), Ok(3));
+//! # Ok::<(), symwin::Error>(())
+//! ```
+//!
 //! # Lanes
 //! Each actor has three lanes. Before every single message the first non-empty one is chosen:
 //! 1. *control* ([`Addr::control`], timers, `down`): unbounded, for abort and loss;

@@ -11,7 +11,7 @@ use crate::actors::{Actor, Addr, Cx, Flow, Lost, Reply, Runtime, Scheduler, Tick
 use crate::error::{Error, Misuse};
 
 /// A hang is a failure: nothing here takes a fraction of this.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(20);
 
 fn wait<T>(rt: &Runtime, mut ticket: Ticket<T>) -> Result<T, Lost> {
     let limit = rt.now() + LIMIT;
@@ -235,6 +235,66 @@ fn cancelled_timers_leave_nothing_behind() {
         }
     }
     assert_eq!((threads.pending_timers(), Arc::strong_count(&held)), (0, 1));
+}
+
+#[test]
+fn a_busy_actor_lets_others_run() {
+    struct Busy(Arc<AtomicBool>, Option<Reply<()>>);
+    impl Actor for Busy {
+        type Msg = Option<Reply<()>>;
+        fn handle(&mut self, msg: Self::Msg, cx: &mut Cx<'_, Self::Msg>) -> Flow {
+            self.1 = msg.or(self.1.take());
+            if self.0.load(Ordering::SeqCst) {
+                return Flow::Stop;
+            }
+            assert!(cx.me().control(None).is_ok());
+            Flow::Continue
+        }
+    }
+    let rt = Runtime::threads(1).unwrap();
+    let enough = Arc::new(AtomicBool::new(false));
+    let busy = rt.spawn("busy", 1, |_| Busy(Arc::clone(&enough), None));
+    let probe = rt.spawn("probe", 1, |_| Probe::new(&Log::default()));
+    let ((ended, ended_ticket), (reply, ticket)) = (rt.reply(), rt.reply());
+    busy.tell(Some(ended)).unwrap();
+    probe.queue(Do::Answer(reply, 1)).unwrap();
+    assert_eq!(wait(&rt, ticket), Ok(1));
+    enough.store(true, Ordering::SeqCst);
+    assert_eq!(wait(&rt, ended_ticket), Err(Lost));
+}
+
+/// Every value is dropped and every reply answered, whoever wins the race between the last address, the handler and
+/// the one who waits.
+#[test]
+fn short_lives_end() {
+    let rt = Runtime::threads(4).unwrap();
+    let value = Arc::new(());
+    struct Brief {
+        _value: Arc<()>,
+    }
+    impl Actor for Brief {
+        type Msg = (bool, Reply<u32>);
+        fn handle(&mut self, (stop, reply): Self::Msg, _cx: &mut Cx<'_, Self::Msg>) -> Flow {
+            let _gone = reply.send(1);
+            if stop { Flow::Stop } else { Flow::Continue }
+        }
+    }
+    for i in 0..5000 {
+        let brief = rt.spawn("brief", 2, |_| Brief { _value: Arc::clone(&value) });
+        let weak = brief.downgrade();
+        let ((first, first_ticket), (second, second_ticket)) = (rt.reply(), rt.reply());
+        brief.tell((i % 2 == 0, first)).unwrap();
+        // Handled, lost with the end of the actor, or handed back and lost here.
+        drop(brief.queue((false, second)));
+        drop(brief);
+        assert_eq!(wait(&rt, first_ticket), Ok(1));
+        if i % 3 == 0 {
+            let second = wait(&rt, second_ticket);
+            assert!(second == Err(Lost) || (i % 2 == 1 && second == Ok(1)));
+        }
+        drop(weak.upgrade());
+    }
+    until("the end of all", || Arc::strong_count(&value) == 1 && rt.actors().is_empty());
 }
 
 /// Sends the operating system's id of the thread that it runs on, when as many others do so as there are workers.
