@@ -1,0 +1,66 @@
+//! The handle on a runtime.
+
+use std::sync::Arc;
+
+use super::cell::Cell;
+use super::scheduler::{ActorReport, Scheduler, Time};
+use super::threads::Threads;
+use super::{Actor, Addr, Reply, Ticket, reply};
+use crate::error::Result;
+
+/// A runtime: cheap to clone, alive while any clone or address is. See the [module](super).
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    scheduler: Arc<dyn Scheduler>,
+}
+
+impl Runtime {
+    /// A runtime of this many worker threads (and one for timers).
+    ///
+    /// # Errors
+    /// [`Misuse::BadSetting`](crate::error::Misuse::BadSetting) for no workers;
+    /// [`BootstrapError::Os`](crate::error::BootstrapError::Os) when a thread cannot be started.
+    pub fn threads(workers: usize) -> Result<Self> {
+        Ok(Self { scheduler: Threads::start(workers)? })
+    }
+
+    /// A runtime over any scheduler.
+    #[must_use]
+    pub fn from_scheduler(scheduler: Arc<dyn Scheduler>) -> Self {
+        Self { scheduler }
+    }
+
+    /// The time since the runtime's start.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.scheduler.now()
+    }
+
+    /// Starts the actor that `make` makes. `make` runs here and now; messages that are sent to the address it is
+    /// given wait until it has returned. If it panics the address is closed and the panic goes on.
+    ///
+    /// `mail_capacity` is the most messages that [`Addr::tell`] lets wait; the other lanes have no bound.
+    pub fn spawn<A: Actor>(
+        &self,
+        name: &str,
+        mail_capacity: usize,
+        make: impl FnOnce(&Addr<A::Msg>) -> A,
+    ) -> Addr<A::Msg> {
+        Cell::spawn(self, name, mail_capacity, make)
+    }
+
+    /// A reply port and the ticket that waits for what is sent to it.
+    pub fn reply<T: Send + 'static>(&self) -> (Reply<T>, Ticket<T>) {
+        reply::pair(self)
+    }
+
+    /// What each living actor is doing, in the order of spawning. A snapshot of each, not of all at one moment.
+    #[must_use]
+    pub fn actors(&self) -> Vec<ActorReport> {
+        self.scheduler.registry().reports()
+    }
+
+    pub(super) fn scheduler(&self) -> &dyn Scheduler {
+        &*self.scheduler
+    }
+}
