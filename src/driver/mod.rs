@@ -31,14 +31,17 @@ mod words;
 
 /// Physical memory, or a multicast object, by number. Valid in the process (and driver) that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a number is all that it is")]
 pub struct Handle(pub u64);
 
 /// An ordered queue of small copies and fills on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a number is all that it is")]
 pub struct Stream(pub u64);
 
 /// A point in a stream that can be asked whether it has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a number is all that it is")]
 pub struct Event(pub u64);
 
 /// What leaves the process so that another one can import the memory.

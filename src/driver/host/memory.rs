@@ -86,7 +86,7 @@ impl Memories {
     }
 
     /// The descriptor to map, if `offset..offset + size` lies in the memory.
-    pub(super) fn to_map(
+    pub(super) fn piece(
         &mut self,
         handle: Handle,
         offset: usize,

@@ -256,7 +256,7 @@ impl Driver for HostDriver {
         let checked = self.check_range(address, size);
         checked.and_then(|()| self.check_multiples(&[("offset", offset)])).map_err(of(Call::Map))?;
         let mut state = self.state.lock();
-        let fd = state.memories.to_map(handle, offset, size).map_err(of(Call::Map))?;
+        let fd = state.memories.piece(handle, offset, size).map_err(of(Call::Map))?;
         state.space.map(address, size, &fd, offset, handle).map_err(of(Call::Map))?;
         state.memories.mapped(handle);
         Ok(())
