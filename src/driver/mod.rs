@@ -6,7 +6,7 @@
 //!
 //! Implementations: [`host`] (sealed memfd and `mmap`), [`faulty`] (wraps another one and fails the n-th
 //! call of a kind), [`multicast`] (bookkeeping of multicast objects, so that their order of steps is tested
-//! without hardware).
+//! without hardware). [`buffers`] carves buffers from a few large allocations of any of them.
 //!
 //! Contract for every implementation:
 //! - Calls return; none waits for a peer or for a user's kernel (P-7).
@@ -23,16 +23,27 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub mod buffers;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod faulty;
+pub mod host;
+pub mod multicast;
+mod words;
+
 /// Physical memory, or a multicast object, by number. Valid in the process (and driver) that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a number is all that it is")]
 pub struct Handle(pub u64);
 
 /// An ordered queue of small copies and fills on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a number is all that it is")]
 pub struct Stream(pub u64);
 
 /// A point in a stream that can be asked whether it has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a number is all that it is")]
 pub struct Event(pub u64);
 
 /// What leaves the process so that another one can import the memory.
@@ -71,10 +82,12 @@ pub struct DeviceInfo {
     pub handle_kind: HandleKind,
     /// Whether multicast objects can be made.
     pub multicast: bool,
+    /// Whether threads of the host load and store its memory at the device's own addresses.
+    pub host_access: bool,
 }
 
 impl DeviceInfo {
-    /// A description of a device without multicast, with descriptors as handles.
+    /// A description of a device without multicast and host access, with descriptors as handles.
     #[must_use]
     pub fn new(name: &str, backend: &str, memory_bytes: u64, granularity: u64) -> Self {
         Self {
@@ -84,6 +97,7 @@ impl DeviceInfo {
             granularity,
             handle_kind: HandleKind::Descriptor,
             multicast: false,
+            host_access: false,
         }
     }
 }
@@ -316,19 +330,20 @@ pub trait Driver: fmt::Debug + Send + Sync {
         handle: Handle,
     ) -> Result<(), DeviceError>;
 
-    /// Gives this device read and write access to all mappings in the range, which has no holes.
+    /// Gives this device read and write access to all mappings in the range, which has no holes and splits no
+    /// mapping.
     ///
     /// # Errors
-    /// `Argument` if something in the range is not mapped, or what the system says.
+    /// `Argument` if something in the range is not mapped or a mapping is split, or what the system says.
     fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError>;
 
-    /// Unmaps all mappings in the range; it splits none. The addresses stay reserved.
+    /// Unmaps all mappings in the range, at least one; it splits none. The addresses stay reserved.
     ///
     /// # Safety
     /// No one uses these addresses any more.
     ///
     /// # Errors
-    /// `Argument` if a mapping would be split, or what the system says.
+    /// `Argument` if nothing is mapped there or a mapping would be split, or what the system says.
     unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError>;
 
     /// A new stream of its own, ordered with no other.
