@@ -3,7 +3,7 @@
 //! Readers load one published snapshot and search it; a batch becomes visible by storing the next snapshot, so a
 //! lookup sees all of it or none. Writers take turns at one mutex that no reader touches.
 //!
-//! A snapshot is a few sorted runs, each at least [`MERGE_RATIO`] times as long as the one after it, in the manner
+//! A snapshot is a few sorted runs, each at least four times as long as the one after it, in the manner
 //! of a log-structured merge tree: one window more beside 10,000 others costs a new short run, not a copy of all.
 //! In a run, `outer[i]` is the nearest earlier window that ends behind window `i` (the "previous greater
 //! element", found with a stack). A search starts at the last window that begins at or before the address and
