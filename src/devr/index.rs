@@ -56,7 +56,7 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
         Self {
             published: ArcSwap::from_pointee(Vec::new()),
             living: AtomicUsize::new(0),
-            writer: Mutex::new(Writer { nodes: HashMap::new(), registered: 0, dead: 0 }),
+            writer: Mutex::new(Writer { nodes: HashMap::new(), dead: 0 }),
         }
     }
 
@@ -186,8 +186,6 @@ const DEAD_ALWAYS_KEPT: usize = 32;
 struct Writer<T> {
     /// The living windows by id.
     nodes: HashMap<u64, Arc<Node<T>>>,
-    /// How many were ever published.
-    registered: u64,
     /// How many empty cells the published runs hold.
     dead: usize,
 }
@@ -204,26 +202,24 @@ impl<T> Writer<T> {
         let node = Arc::new(Node {
             base: entry.base,
             last,
-            order: self.registered,
             id: entry.id,
             value: ArcSwapOption::from_pointee(entry.value),
         });
-        self.registered += 1;
         self.nodes.insert(entry.id, Arc::clone(&node));
         Ok(node)
     }
 }
 
-/// How far inside a window is: of two windows that hold a range, the one of the greater rank is the inner one.
-type InnerRank = (usize, Reverse<usize>, u64);
+/// How far inside a window is: of two windows that hold a range, the one of the greater rank is the inner one, and of
+/// equal ones the one published last. That order needs no number: runs are in order of publication, and sorting
+/// and merging keep it among equals.
+type InnerRank = (usize, Reverse<usize>);
 
 /// One window, shared by all snapshots that hold it.
 struct Node<T> {
     base: usize,
     /// The address of its last byte. Not of the one behind it: that may not exist.
     last: usize,
-    /// Its number in the order of registration.
-    order: u64,
     id: u64,
     /// Empty once it was removed.
     value: ArcSwapOption<T>,
@@ -231,7 +227,7 @@ struct Node<T> {
 
 impl<T> Node<T> {
     fn rank(&self) -> InnerRank {
-        (self.base, Reverse(self.last), self.order)
+        (self.base, Reverse(self.last))
     }
 
     fn is_alive(&self) -> bool {
@@ -311,7 +307,7 @@ fn previous_greater(lasts: &[usize]) -> Box<[u32]> {
     outer.collect()
 }
 
-/// The living of both, sorted, in linear time. `fresh` may hold dead ones as well.
+/// The living of an older run and what was published after it, sorted, in linear time.
 fn merge<T>(run: &[Arc<Node<T>>], fresh: Vec<Arc<Node<T>>>) -> Vec<Arc<Node<T>>> {
     let mut merged = Vec::with_capacity(run.len() + fresh.len());
     let mut left = run.iter().cloned().peekable();

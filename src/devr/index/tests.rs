@@ -164,6 +164,17 @@ fn empty_cells_are_bounded_by_a_fraction_of_the_living() {
 }
 
 #[test]
+fn the_last_of_equal_windows_is_the_innermost_after_a_rebuild_too() {
+    let index = index_of(&(0..100).map(|i| (i * 64, 64)).collect::<Vec<_>>());
+    index.publish(vec![entry(0, 64, 100)]);
+    assert_eq!((index.find(0, 1), index.published.load().len()), (Some(100), 2));
+    for id in 1..90 {
+        assert!(index.remove(id));
+    }
+    assert_eq!((index.find(0, 1), index.published.load().len()), (Some(100), 1));
+}
+
+#[test]
 fn the_list_is_sorted_from_outer_to_inner() {
     let index = index_of(&[(1200, 100), (1000, 1000), (1200, 50)]);
     index.publish(vec![entry(500, 1, 3)]);
@@ -206,6 +217,11 @@ fn lookups_beside_a_writer_never_see_half_a_batch() {
         done.store(true, Ordering::Release);
     });
     assert_eq!((index.len(), index.find(2048, 8)), (2, Some(rounds * 2 + 1)));
+}
+
+#[test]
+fn outer_is_the_nearest_earlier_window_that_ends_later() {
+    assert_eq!(*previous_greater(&[9, 5, 5, 7, 3, 12, 1]), [NONE, 0, 0, 0, 3, NONE, 5]);
 }
 
 /// The model: windows in order of registration, scanned.
@@ -313,6 +329,9 @@ impl StateMachineTest for Real {
         let mut ids: Vec<u64> = real.index.iter().map(|entry| entry.id).collect();
         ids.sort_unstable();
         assert_eq!(ids, real.open);
+        let runs = real.index.published.load();
+        let cells = || runs.iter().flat_map(|run| run.nodes.iter());
+        assert_eq!(cells().filter(|node| !node.is_alive()).count(), real.index.writer.lock().dead);
     }
 }
 
