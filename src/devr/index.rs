@@ -1,1 +1,327 @@
-//! index
+//! The host's index of windows by address: lookups from any thread, without a lock.
+//!
+//! Readers load one published snapshot and search it; a batch becomes visible by storing the next snapshot, so a
+//! lookup sees all of it or none. Writers take turns at one mutex that no reader touches.
+//!
+//! A snapshot is a few sorted runs, each at least four times as long as the one after it, in the manner
+//! of a log-structured merge tree: one window more beside 10,000 others costs a new short run, not a copy of all.
+//! In a run, `outer[i]` is the nearest earlier window that ends behind window `i` (the "previous greater
+//! element", found with a stack). A search starts at the last window that begins at or before the address and
+//! follows `outer` until one holds the whole range, so windows that are too small are never tried twice and a
+//! lookup among disjoint windows is one binary search a run.
+//!
+//! Removal empties the window's cell, which all snapshots share: from then on no lookup finds it, and its value is
+//! dropped at once. The empty cells themselves go when they outnumber a fraction of the living, so that a
+//! removal costs amortised constant time.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt;
+use std::iter;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
+
+/// One window, as the index knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs, reason = "callers make entries; these four are all that an index holds")]
+pub struct Entry<T> {
+    /// The address of its first byte.
+    pub base: usize,
+    /// Its length in bytes, at least one. The last byte's address must exist.
+    pub size: usize,
+    /// Its identity, never used twice in an index. Windows may have equal bases; they are removed by this.
+    pub id: u64,
+    /// What a lookup gives back.
+    pub value: T,
+}
+
+/// The index. See the module's text.
+///
+/// IX-1: a lookup that starts after [`WindowIndex::publish`] returned sees all of its entries, and one that starts
+/// after [`WindowIndex::remove`] returned does not see the entry. IX-2: entries of one batch become visible together.
+pub struct WindowIndex<T> {
+    published: ArcSwap<Vec<Arc<Run<T>>>>,
+    /// How many windows are open.
+    living: AtomicUsize,
+    writer: Mutex<Writer<T>>,
+}
+
+impl<T: Clone + Send + Sync> WindowIndex<T> {
+    /// An empty index.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            published: ArcSwap::from_pointee(Vec::new()),
+            living: AtomicUsize::new(0),
+            writer: Mutex::new(Writer { nodes: HashMap::new(), dead: 0 }),
+        }
+    }
+
+    /// Makes one batch visible, all of it at once. Of windows with equal bounds the last one counts as the
+    /// innermost, in the order given here and from call to call.
+    ///
+    /// An entry without a byte, with an end past the last address, or with an id that is in the index is our own
+    /// bug: it panics in debug builds and is left out in others.
+    pub fn publish(&self, batch: Vec<Entry<T>>) {
+        let mut writer = self.writer.lock();
+        let (admitted, refused): (Vec<_>, Vec<_>) =
+            batch.into_iter().map(|entry| writer.admit(entry)).partition(Result::is_ok);
+        let mut nodes: Vec<_> = admitted.into_iter().flatten().collect();
+        nodes.sort_by_key(|node| node.rank());
+        let mut runs = Vec::clone(&self.published.load());
+        while runs.last().is_some_and(|run| run.nodes.len() < nodes.len().saturating_mul(MERGE_RATIO)) {
+            let before = runs.pop().expect("the loop saw a last run");
+            let both = before.nodes.len() + nodes.len();
+            nodes = merge(&before.nodes, nodes);
+            writer.dead -= both - nodes.len();
+        }
+        if !nodes.is_empty() {
+            runs.push(Arc::new(Run::new(nodes)));
+        }
+        self.living.store(writer.nodes.len(), Ordering::Release);
+        self.published.store(Arc::new(runs));
+        drop(writer);
+        // Last, as in `remove`.
+        drop(refused);
+    }
+
+    /// Removes the window with this id at once. Says whether there was one.
+    pub fn remove(&self, id: u64) -> bool {
+        let mut writer = self.writer.lock();
+        let Some(node) = writer.nodes.remove(&id) else {
+            return false;
+        };
+        let value = node.value.swap(None);
+        writer.dead += 1;
+        self.living.store(writer.nodes.len(), Ordering::Release);
+        if writer.dead > writer.nodes.len() / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
+            let runs = self.published.load();
+            let living = runs.iter().rfold(Vec::new(), |living, run| merge(&run.nodes, living));
+            let run = (!living.is_empty()).then(|| Arc::new(Run::new(living)));
+            self.published.store(Arc::new(run.into_iter().collect()));
+            writer.dead = 0;
+        }
+        drop(writer);
+        // Last, as the value may hold a window whose own drop comes back here.
+        drop(value);
+        true
+    }
+
+    /// The innermost window that holds the whole of `address..address + len`: of those the one with the greatest
+    /// base, then the smallest end, then the one published last. A range of no bytes is where the byte at
+    /// `address` is.
+    ///
+    /// Takes no lock and waits for no one. It starts anew only where it met a window that was removed and a
+    /// batch was published meanwhile: what replaces that window may be in the newer snapshot alone.
+    #[must_use]
+    pub fn find(&self, address: usize, len: usize) -> Option<T> {
+        let last = address.checked_add(len.saturating_sub(1))?;
+        let mut runs = self.published.load();
+        loop {
+            let mut search = Search { address, last, innermost: None, met_removed: false };
+            for run in runs.iter() {
+                search.visit(run);
+            }
+            if search.met_removed {
+                let newest = self.published.load();
+                if !Arc::ptr_eq(&runs, &newest) {
+                    runs = newest;
+                    continue;
+                }
+            }
+            return search.innermost.map(|(_, value)| T::clone(&value));
+        }
+    }
+
+    /// How many windows are open. Never waits.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.living.load(Ordering::Acquire)
+    }
+
+    /// Whether no window is open. Never waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The windows that are open now, by base, outer ones before those inside. For status reports.
+    pub fn iter(&self) -> impl Iterator<Item = Entry<T>> {
+        let runs = self.published.load();
+        let mut nodes: Vec<_> = runs.iter().flat_map(|run| run.nodes.iter().cloned()).collect();
+        nodes.sort_by_key(|node| node.rank());
+        nodes.into_iter().filter_map(|node| {
+            let value = T::clone(&*node.value.load_full()?);
+            Some(Entry { base: node.base, size: node.last - node.base + 1, id: node.id, value })
+        })
+    }
+}
+
+impl<T: Clone + Send + Sync> Default for WindowIndex<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for WindowIndex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs: Vec<usize> = self.published.load().iter().map(|run| run.nodes.len()).collect();
+        let living = self.living.load(Ordering::Acquire);
+        f.debug_struct("WindowIndex").field("living", &living).field("runs", &runs).finish_non_exhaustive()
+    }
+}
+
+/// A run is merged into the next batch unless it is this many times as long. Bounds the runs of a snapshot by the
+/// logarithm of the windows to this base, and the copies of a window by a multiple of it.
+const MERGE_RATIO: usize = 4;
+/// All is rebuilt when more than the living divided by this ...
+const DEAD_PER_LIVING: usize = 4;
+/// ... plus this many cells are empty.
+const DEAD_ALWAYS_KEPT: usize = 32;
+
+/// What only writers see.
+struct Writer<T> {
+    /// The living windows by id.
+    nodes: HashMap<u64, Arc<Node<T>>>,
+    /// How many empty cells the published runs hold.
+    dead: usize,
+}
+
+impl<T> Writer<T> {
+    fn admit(&mut self, entry: Entry<T>) -> Result<Arc<Node<T>>, Entry<T>> {
+        let last = entry.size.checked_sub(1).and_then(|size| entry.base.checked_add(size));
+        let fresh = !self.nodes.contains_key(&entry.id);
+        debug_assert!(last.is_some(), "window {} has no bytes, or too many", entry.id);
+        debug_assert!(fresh, "window {} is in the index", entry.id);
+        let Some(last) = last.filter(|_| fresh) else {
+            return Err(entry);
+        };
+        let node = Arc::new(Node {
+            base: entry.base,
+            last,
+            id: entry.id,
+            value: ArcSwapOption::from_pointee(entry.value),
+        });
+        self.nodes.insert(entry.id, Arc::clone(&node));
+        Ok(node)
+    }
+}
+
+/// How far inside a window is: of two windows that hold a range, the one of the greater rank is the inner one, and of
+/// equal ones the one published last. That order needs no number: runs are in order of publication, and sorting
+/// and merging keep it among equals.
+type InnerRank = (usize, Reverse<usize>);
+
+/// One window, shared by all snapshots that hold it.
+struct Node<T> {
+    base: usize,
+    /// The address of its last byte. Not of the one behind it: that may not exist.
+    last: usize,
+    id: u64,
+    /// Empty once it was removed.
+    value: ArcSwapOption<T>,
+}
+
+impl<T> Node<T> {
+    fn rank(&self) -> InnerRank {
+        (self.base, Reverse(self.last))
+    }
+
+    fn is_alive(&self) -> bool {
+        self.value.load().is_some()
+    }
+}
+
+/// Windows sorted by rank, never changed but for their cells.
+struct Run<T> {
+    /// `bases[i]` is the base of `nodes[i]`; apart, so that the binary search stays within few cache lines.
+    bases: Box<[usize]>,
+    /// `lasts[i]` is the last byte of `nodes[i]`.
+    lasts: Box<[usize]>,
+    /// `outer[i]` is the greatest `j < i` with `lasts[j] > lasts[i]`, or [`NONE`].
+    outer: Box<[u32]>,
+    nodes: Box<[Arc<Node<T>>]>,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl<T> Run<T> {
+    fn new(nodes: Vec<Arc<Node<T>>>) -> Self {
+        let lasts: Box<[usize]> = nodes.iter().map(|node| node.last).collect();
+        Self {
+            bases: nodes.iter().map(|node| node.base).collect(),
+            outer: previous_greater(&lasts),
+            lasts,
+            nodes: nodes.into_boxed_slice(),
+        }
+    }
+}
+
+/// One lookup in one snapshot.
+struct Search<T> {
+    address: usize,
+    /// The address of the range's last byte.
+    last: usize,
+    /// The innermost of the visited runs.
+    innermost: Option<(InnerRank, Arc<T>)>,
+    /// Whether an empty cell was among the candidates.
+    met_removed: bool,
+}
+
+impl<T> Search<T> {
+    fn visit(&mut self, run: &Run<T>) {
+        let mut next = run.bases.partition_point(|&base| base <= self.address).checked_sub(1);
+        while let Some(i) = next {
+            if run.lasts[i] < self.last {
+                // So are all between `outer[i]` and `i`.
+                next = (run.outer[i] != NONE).then_some(run.outer[i] as usize);
+                continue;
+            }
+            let rank = run.nodes[i].rank();
+            if self.innermost.as_ref().is_some_and(|(inner, _)| *inner > rank) {
+                return;
+            } else if let Some(value) = run.nodes[i].value.load_full() {
+                self.innermost = Some((rank, value));
+                return;
+            } else {
+                self.met_removed = true;
+                next = i.checked_sub(1);
+            }
+        }
+    }
+}
+
+fn previous_greater(lasts: &[usize]) -> Box<[u32]> {
+    let mut stack: Vec<usize> = Vec::new();
+    let outer = lasts.iter().enumerate().map(|(i, &last)| {
+        while stack.last().is_some_and(|&j| lasts[j] <= last) {
+            stack.pop();
+        }
+        let outer = stack.last().map_or(NONE, |&j| u32::try_from(j).expect("fewer than 2^32 - 1 windows"));
+        stack.push(i);
+        outer
+    });
+    outer.collect()
+}
+
+/// The living of an older run and what was published after it, sorted, in linear time.
+fn merge<T>(run: &[Arc<Node<T>>], fresh: Vec<Arc<Node<T>>>) -> Vec<Arc<Node<T>>> {
+    let mut merged = Vec::with_capacity(run.len() + fresh.len());
+    let mut left = run.iter().cloned().peekable();
+    let mut right = fresh.into_iter().peekable();
+    let next = iter::from_fn(|| {
+        let from_left = match (left.peek(), right.peek()) {
+            (Some(a), Some(b)) => a.rank() <= b.rank(),
+            (a, _) => a.is_some(),
+        };
+        if from_left { left.next() } else { right.next() }
+    });
+    merged.extend(next.filter(|node| node.is_alive()));
+    merged
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,3 +5,5 @@ pub mod shadow;
 pub mod space;
 pub mod table;
 pub mod team;
+#[cfg(test)]
+mod testing;
