@@ -118,6 +118,7 @@ fn failure_wakes(sliced: bool) {
         std::thread::yield_now();
     }
     let failure = some_failure(&world);
+    let failed_at = Instant::now();
     world.watch(0).fail(failure.clone());
     let mut second = failure.clone();
     if let Error::Failed(failure) = &mut second {
@@ -125,6 +126,8 @@ fn failure_wakes(sliced: bool) {
     }
     world.watch(0).fail(second);
     assert_eq!(waiting.join(), Ok(vec![(Err(failure.clone()), 0)]));
+    // Without a wake the wait would see the failure at its deadline only.
+    assert!(failed_at.elapsed() < AGES / 2);
     assert_eq!(world.watch(0).error(), Some(failure.clone()));
     let later = run_here(world.env(0), |kernel| kernel.barrier(1)?.sync());
     assert_eq!(later, Err(failure));
