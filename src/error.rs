@@ -115,6 +115,14 @@ pub enum Misuse {
         /// What was queued.
         what: String,
     },
+    /// A host kernel panicked.
+    #[error("block {block} of a host kernel panicked: {message}")]
+    KernelPanicked {
+        /// Which block.
+        block: u32,
+        /// The panic's message.
+        message: String,
+    },
     /// An offset or length beyond the end.
     #[error("{what}: {offset} + {len} bytes is beyond its {size} bytes")]
     OutOfRange {

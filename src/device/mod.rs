@@ -1,1 +1,37 @@
-//! device
+//! What kernels see, and host kernels that see it.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`abi`] | the structs that kernels read, with NCCL's own layouts |
+//! | [`dev_comm`] | the device communicator, free of any version, and its layouts |
+//! | [`pointer`] | the pointer arithmetic over a window's bytes; no access |
+//! | [`watch`] | how waits in kernels learn that their communicator has failed |
+//! | [`kernel`] | host kernels: closures on threads over the very same structs |
+//! | [`window`] | windows inside a host kernel, and the device-side lookup |
+//! | [`shared`] | checked slices of a peer's memory: access by copy or by atomics |
+//! | [`barrier`] | the LSA barrier |
+//!
+//! Unsafe code lives here: one operation a block, each with its proof. What all proofs lean on is the
+//! contract of [`kernel::KernelEnv::new`]: while a kernel runs, everything that its device communicator leads
+//! to stays mapped.
+
+pub mod abi;
+pub mod barrier;
+pub mod dev_comm;
+pub mod kernel;
+pub mod pointer;
+pub mod shared;
+pub mod watch;
+pub mod window;
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use barrier::LsaBarrier;
+pub use dev_comm::DevComm;
+pub use kernel::{Kernel, KernelEnv, KernelHandle, launch, run_here};
+pub use shared::{Element, Shared};
+pub use watch::{WaitError, Watch};
+pub use window::DeviceWindow;

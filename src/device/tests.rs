@@ -1,0 +1,6 @@
+//! Tests of what kernels see, by theme.
+
+mod barrier;
+mod kernel;
+mod layout;
+mod lookup;

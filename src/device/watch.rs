@@ -1,0 +1,224 @@
+//! How host kernels and their barriers learn that their communicator has failed.
+//!
+//! A [`Watch`] belongs to one rank of one communicator. Whoever sees the communicator fail tells it; then every
+//! wait that is watched, now or later, ends at once with that error.
+//!
+//! A wait is for a word in memory that processes share, so it is a *shared* futex. To wake at once on failure it
+//! waits for two words, that one and the watch's own, by `futex_waitv` (Linux 5.16). Where the kernel lacks it,
+//! or a sandbox forbids it, the wait is cut into slices of [`SLICE`].
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::thread::futex;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::error::Error;
+
+/// The longest that a wait takes to see a failure where the kernel cannot wait for two words.
+pub const SLICE: Duration = Duration::from_millis(50);
+
+/// What runs once when a watch fails; see [`Watch::with_hook`].
+pub type FailureHook = Box<dyn Fn(&Error) + Send + Sync>;
+
+/// The failure of one rank's communicator, as its kernels see it. See the module.
+pub struct Watch {
+    /// How long a wait may take.
+    deadline: Duration,
+    /// 0 until the failure is set, then 1. Waiters wait for it.
+    failed: AtomicU32,
+    /// The first failure. Set before `failed`.
+    error: OnceLock<Error>,
+    /// Called once, by whoever set the failure.
+    hook: Option<FailureHook>,
+    /// How many threads this machine runs at once; asked once, as asking reads files.
+    cores: usize,
+    /// Whether `futex_waitv` is there, as far as is known.
+    waitv: AtomicBool,
+}
+
+/// Why a wait for a word ended without what it waited for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The deadline passed.
+    #[error("the deadline passed; the word was last {last:#x}")]
+    Deadline {
+        /// What the word was at the end.
+        last: u32,
+    },
+    /// The communicator failed.
+    #[error(transparent)]
+    Failed(Error),
+}
+
+impl Watch {
+    /// A watch whose waits may take as long as `deadline` each.
+    #[must_use]
+    pub fn new(deadline: Duration) -> Arc<Self> {
+        Arc::new(Self::unfailed(deadline, None, true))
+    }
+
+    /// The same, with a hook that runs once, in the thread that failed the watch first. A kernel's barrier whose
+    /// deadline passes fails the watch, so this is how the communicator hears of it. The hook must not block.
+    #[must_use]
+    pub fn with_hook(deadline: Duration, hook: FailureHook) -> Arc<Self> {
+        Arc::new(Self::unfailed(deadline, Some(hook), true))
+    }
+
+    /// A watch that waits in slices, as on a kernel without `futex_waitv`.
+    #[cfg(test)]
+    pub(crate) fn sliced(deadline: Duration) -> Arc<Self> {
+        Arc::new(Self::unfailed(deadline, None, false))
+    }
+
+    fn unfailed(deadline: Duration, hook: Option<FailureHook>, waitv: bool) -> Self {
+        Self {
+            deadline,
+            failed: AtomicU32::new(0),
+            error: OnceLock::new(),
+            hook,
+            cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            waitv: AtomicBool::new(waitv),
+        }
+    }
+
+    /// Fails the watch and wakes every waiter. The first error stays; later ones are dropped.
+    pub fn fail(&self, error: Error) {
+        if self.error.set(error).is_err() {
+            return;
+        }
+        self.failed.store(1, Ordering::Release);
+        // A failed wake can only mean a bad address, and this one is ours.
+        let _ = futex::wake(&self.failed, futex::Flags::PRIVATE, EVERYONE);
+        if let (Some(hook), Some(error)) = (&self.hook, self.error.get()) {
+            hook(error);
+        }
+    }
+
+    /// Why the communicator failed, if it has.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.error.get().cloned()
+    }
+
+    /// How long each wait may take.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// When a wait that begins now must end.
+    #[must_use]
+    pub fn until(&self) -> Instant {
+        let now = Instant::now();
+        // A deadline past the end of time is none that anyone lives to see.
+        now.checked_add(self.deadline).unwrap_or_else(|| now + CENTURY)
+    }
+
+    /// Waits until `done` says so of the word, and returns what it was then.
+    ///
+    /// `word` is woken by shared futex wakes from any process. Loads are Acquire. `threads` is how many threads of
+    /// this machine wait with each other: only with more cores than these does the wait begin with a short spin.
+    ///
+    /// # Errors
+    /// [`WaitError::Failed`] at once when the watch fails or has failed, even if the word is as awaited;
+    /// [`WaitError::Deadline`] at `until`.
+    pub fn wait_word(
+        &self,
+        word: &AtomicU32,
+        until: Instant,
+        threads: usize,
+        done: impl Fn(u32) -> bool,
+    ) -> Result<u32, WaitError> {
+        let spins = if self.cores > threads { SPINS } else { 0 };
+        for _ in 0..spins {
+            let value = word.load(Ordering::Acquire);
+            if done(value) || self.failed.load(Ordering::Relaxed) != 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        loop {
+            if let Some(error) = self.failure() {
+                return Err(WaitError::Failed(error));
+            }
+            let value = word.load(Ordering::Acquire);
+            if done(value) {
+                return Ok(value);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(WaitError::Deadline { last: value });
+            }
+            self.park(word, value, left);
+        }
+    }
+
+    fn failure(&self) -> Option<Error> {
+        if self.failed.load(Ordering::Acquire) == 0 { None } else { self.error() }
+    }
+
+    /// Waits until the word is no longer `value`, the watch fails, or time is up. May return early.
+    fn park(&self, word: &AtomicU32, value: u32, left: Duration) {
+        let outcome = if self.waitv.load(Ordering::Relaxed) {
+            self.park_on_both(word, value, left)
+        } else {
+            futex::wait(word, futex::Flags::empty(), value, Some(&timespec(left.min(SLICE))))
+        };
+        match outcome {
+            // Woken, changed before the wait began, time up, a signal: the caller looks again.
+            Ok(()) | Err(Errno::AGAIN | Errno::TIMEDOUT | Errno::INTR) => {}
+            Err(Errno::NOSYS | Errno::PERM) if self.waitv.swap(false, Ordering::Relaxed) => {}
+            // The system has no wait for us; the caller's deadline still bounds it.
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+
+    fn park_on_both(&self, word: &AtomicU32, value: u32, left: Duration) -> Result<(), Errno> {
+        let mut awaited = futex::Wait::new();
+        awaited.val = u64::from(value);
+        awaited.uaddr = futex::WaitPtr::new(word.as_ptr().cast());
+        awaited.flags = futex::WaitFlags::SIZE_U32;
+        let mut failure = futex::Wait::new();
+        failure.uaddr = futex::WaitPtr::new(self.failed.as_ptr().cast());
+        failure.flags = futex::WaitFlags::SIZE_U32 | futex::WaitFlags::PRIVATE;
+        // This call takes a point in time, the older one a span.
+        let now = clock_gettime(ClockId::Monotonic);
+        let until = now.checked_add(timespec(left)).unwrap_or(now);
+        let waits = [awaited, failure];
+        futex::waitv(&waits, futex::WaitvFlags::empty(), Some(&until), ClockId::Monotonic).map(|_| ())
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("deadline", &self.deadline)
+            .field("error", &self.error.get())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Wakes all who wait in any process for this word of shared memory.
+pub fn wake_all(word: &AtomicU32) {
+    // A failed wake can only mean a bad address, and a reference is none.
+    let _ = futex::wake(word, futex::Flags::empty(), EVERYONE);
+}
+
+fn timespec(span: Duration) -> futex::Timespec {
+    let span = span.min(CENTURY);
+    futex::Timespec { tv_sec: span.as_secs().cast_signed(), tv_nsec: span.subsec_nanos().into() }
+}
+
+/// As many waiters as a futex wake can name.
+const EVERYONE: u32 = i32::MAX as u32;
+
+/// Polls before the first futex wait: a few microseconds.
+const SPINS: u32 = 2_000;
+
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
