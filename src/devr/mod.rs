@@ -1,9 +1,39 @@
-//! The device runtime.
+//! The device runtime: windows, device communicators, and the collective that makes them real on all ranks.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `agreed` | what ranks agree on once, when a communicator is made |
+//! | `actor` | the actor of one rank's communicator |
+//! | `core` | what the actor owns and shares with its handles |
+//! | `flush` | the collective: how a batch becomes real on all ranks or on none |
+//! | `replicated` | the state that all ranks hold alike |
+//! | `flat` | the flat range that the ranks of a process share |
+//! | [`space`] | offsets in one stride |
+//! | [`index`] | windows by address |
+//! | [`shadow`], [`table`] | device structs, and the table in which kernels look windows up |
+//! | [`team`], [`dev_comm`] | teams; what a device communicator needs, and its plan |
+//! | `window`, `dev_comm_handle` | the handles that users hold |
+
+pub(crate) mod actor;
+pub(crate) mod agreed;
+pub(crate) mod close;
+pub(crate) mod core;
 pub mod dev_comm;
+pub(crate) mod dev_comm_handle;
+pub(crate) mod flat;
+pub(crate) mod flush;
 pub mod index;
+pub(crate) mod objects;
+pub(crate) mod owned;
+pub(crate) mod replicated;
+pub(crate) mod request;
+pub(crate) mod rounds;
 pub mod shadow;
 pub mod space;
+pub(crate) mod status;
 pub mod table;
 pub mod team;
+pub(crate) mod window;
+
 #[cfg(test)]
 mod testing;

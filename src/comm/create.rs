@@ -1,0 +1,247 @@
+//! Making communicators: who the ranks are, what they agree on, and an actor for each.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::config::{Config, variable};
+use super::{Communicator, Shared};
+use crate::actors::{Rejected, Runtime, WeakAddr};
+use crate::bootstrap::{Hub, Inbox, Notice, UnixOptions};
+use crate::devr::actor::{CommActor, CommMsg};
+use crate::devr::agreed::{Agreed, Introduction, PROTOCOL};
+use crate::devr::core::Core;
+use crate::devr::flat::FlatRange;
+use crate::driver::buffers::{BufferAllocator, SLAB_BYTES};
+use crate::driver::host::{HostDriver, HostOptions};
+use crate::driver::{DeviceInfo, Driver};
+use crate::error::{BootstrapError, Error, FailureCause, Misuse, Result};
+use crate::ids::{CommId, ProcessId, Rank};
+
+/// What the ranks of one process share, for all communicators over the same connections.
+pub(super) struct Process {
+    pub(super) hub: Hub,
+    runtime: Runtime,
+    /// The flat range of each communicator and LSA team.
+    flats: Mutex<HashMap<(CommId, u32), Weak<FlatRange>>>,
+}
+
+impl Process {
+    fn flat(&self, id: CommId, agreed: &Agreed) -> Arc<FlatRange> {
+        let mut flats = self.flats.lock();
+        flats.retain(|_, flat| flat.strong_count() > 0);
+        let flat = flats.entry((id, agreed.team())).or_default();
+        flat.upgrade().unwrap_or_else(|| {
+            let new = FlatRange::new(agreed.stride, agreed.lsa_size, agreed.team_here().len());
+            *flat = Arc::downgrade(&new);
+            new
+        })
+    }
+}
+
+/// All ranks in this operating-system process, as `layout.len()` processes.
+pub(super) fn in_process(layout: &[u32], config: &Config) -> Result<Vec<Communicator>> {
+    let hubs = Hub::in_process(layout)?;
+    let runtime = runtime(config)?;
+    let mut parts = Vec::new();
+    for hub in hubs {
+        parts.push(Part::introduce(hub, &runtime, config)?);
+    }
+    let mut ranks = Vec::new();
+    for part in parts {
+        ranks.extend(part.agree(config)?);
+    }
+    Ok(ranks)
+}
+
+/// The ranks of this process among the processes of one host.
+pub(super) fn from_env(config: &Config) -> Result<Vec<Communicator>> {
+    let number = "a number";
+    let world: u32 = required("WORLD_SIZE", number)?;
+    let rank: u32 = required("RANK", number)?;
+    let per_process: u32 = variable("SYMWIN_RANKS_PER_PROCESS", "a number of ranks, at least 1")?.unwrap_or(1);
+    let rendezvous: String = required("SYMWIN_RENDEZVOUS", "a name")?;
+    let bad = |name: &str, value: u32, why: String| {
+        Error::from(Misuse::BadSetting { name: name.to_owned(), value: value.to_string(), why })
+    };
+    if per_process == 0 {
+        return Err(bad("SYMWIN_RANKS_PER_PROCESS", 0, "at least 1".to_owned()));
+    }
+    if rank >= world {
+        return Err(bad("RANK", rank, format!("less than WORLD_SIZE, {world}")));
+    }
+    if !rank.is_multiple_of(per_process) {
+        let why = format!("the first rank of its process, a multiple of SYMWIN_RANKS_PER_PROCESS, {per_process}");
+        return Err(bad("RANK", rank, why));
+    }
+    let processes = world.div_ceil(per_process);
+    let layout = (0..processes).map(|p| per_process.min(world - p * per_process)).collect();
+    let options = UnixOptions {
+        rendezvous,
+        layout,
+        process: ProcessId::new(rank / per_process),
+        deadline: config.bootstrap_deadline,
+    };
+    let hub = Hub::unix(&options)?;
+    Part::introduce(hub, &runtime(config)?, config)?.agree(config)
+}
+
+/// One process on its way into a communicator.
+struct Part {
+    process: Arc<Process>,
+    drivers: Vec<Arc<dyn Driver>>,
+}
+
+impl Part {
+    /// Makes the devices and tells the other processes of them. Waits for nobody.
+    fn introduce(hub: Hub, runtime: &Runtime, config: &Config) -> Result<Self> {
+        let drivers: Vec<_> = match &config.devices {
+            Some(devices) => hub.ranks_here().map(|rank| devices(Rank::new(rank))).collect::<Result<_>>()?,
+            None => {
+                let device: Arc<dyn Driver> = HostDriver::new(HostOptions::new())?;
+                hub.ranks_here().map(|_| Arc::clone(&device)).collect()
+            }
+        };
+        let devices: Vec<DeviceInfo> = drivers.iter().map(|driver| driver.info().clone()).collect();
+        let introduction = Introduction {
+            protocol: PROTOCOL,
+            name: config.name.clone(),
+            stride: config.stride,
+            lsa_team_size: config.lsa_team_size,
+            host: host_name(),
+            boot_id: boot_id(),
+            pid: std::process::id(),
+            devices,
+        };
+        // These types have no map and no sequence of unknown length, so they are always encodable.
+        let bytes = postcard::to_stdvec(&introduction).expect("an introduction is always encodable");
+        hub.publish(TOPIC, &bytes)?;
+        let process = Process { hub, runtime: runtime.clone(), flats: Mutex::new(HashMap::new()) };
+        Ok(Self { process: Arc::new(process), drivers })
+    }
+
+    /// Hears of all processes, and starts the ranks of this one.
+    fn agree(self, config: &Config) -> Result<Vec<Communicator>> {
+        let introductions = self
+            .process
+            .hub
+            .collect(TOPIC, config.bootstrap_deadline)?
+            .iter()
+            .enumerate()
+            .map(|(process, bytes)| {
+                postcard::from_bytes(bytes).map_err(|error| {
+                    Error::Bootstrap(Arc::new(BootstrapError::Protocol {
+                        who: format!("process {process}"),
+                        detail: format!("its introduction cannot be decoded: {error}"),
+                    }))
+                })
+            })
+            .collect::<Result<Vec<Introduction>>>()?;
+        let id = CommId::root(&config.name);
+        let mut ranks = Vec::new();
+        for (rank, driver) in self.process.hub.ranks_here().zip(&self.drivers) {
+            let rank = NewRank {
+                agreed: Agreed::new(Rank::new(rank), &introductions)?,
+                id,
+                driver: Arc::clone(driver),
+                buffers: BufferAllocator::new(Arc::clone(driver), SLAB_BYTES),
+                deadline: config.deadline,
+            };
+            ranks.push(rank);
+        }
+        let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.start(&self.process)).collect();
+        for pair in ranks.windows(2) {
+            let link = CommMsg::Link(pair[1].shared.actor.clone(), pair[1].rank());
+            let _ = pair[0].shared.actor.control(link);
+        }
+        Ok(ranks)
+    }
+}
+
+/// What the exchange of introductions is called.
+const TOPIC: &str = "introduction";
+
+/// One rank of a communicator that everything is known of.
+pub(super) struct NewRank {
+    pub(super) agreed: Agreed,
+    pub(super) id: CommId,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) buffers: BufferAllocator,
+    pub(super) deadline: Duration,
+}
+
+impl NewRank {
+    /// Starts the rank's actor and connects it.
+    pub(super) fn start(self, process: &Arc<Process>) -> Communicator {
+        let Self { agreed, id, driver, buffers, deadline } = self;
+        let flat = process.flat(id, &agreed);
+        let (rank, name) = (agreed.rank, agreed.name.clone());
+        let members: Vec<Rank> = (0..agreed.world_size()).map(Rank::new).collect();
+        // The protocol bounds what can be under way: a peer is at most one batch ahead, with a handful of rounds each.
+        let capacity = 64 + 16 * members.len();
+        let mut made = None;
+        let actor = process.runtime.spawn(&format!("{name}.{}", rank.get()), capacity, |me| {
+            let runtime = process.runtime.clone();
+            let core = Core::new(agreed, id, driver, flat, runtime, deadline, me.downgrade());
+            made = Some(Arc::clone(&core));
+            CommActor::new(core)
+        });
+        let core = made.expect("spawn makes the actor before it returns");
+        let inbox = Arc::new(ActorInbox(actor.downgrade()));
+        core.connect(process.hub.join(id, &name, rank, &members, inbox));
+        let shared = Shared {
+            core,
+            actor,
+            process: Arc::clone(process),
+            buffers,
+            duplicates: Mutex::new(HashMap::new()),
+        };
+        Communicator { shared: Arc::new(shared), finalized: AtomicBool::new(false) }
+    }
+}
+
+/// The bootstrap's way to an actor. It does not keep the actor alive.
+struct ActorInbox(WeakAddr<CommMsg>);
+
+impl Inbox for ActorInbox {
+    fn deliver(&self, notice: Notice) {
+        let Some(actor) = self.0.upgrade() else { return };
+        // An abort is heard at once; everything else stays in the order in which the peer sent it.
+        if matches!(notice, Notice::Abort { .. }) {
+            let _ = actor.control(CommMsg::Notice(notice));
+            return;
+        }
+        if let Err(Rejected::Full(CommMsg::Notice(notice))) = actor.tell(CommMsg::Notice(notice)) {
+            let detail = format!("more messages than the protocol allows; the last one was {notice:?}");
+            let _ = actor.control(CommMsg::Failed(FailureCause::Parted { detail }));
+        }
+    }
+}
+
+fn runtime(config: &Config) -> Result<Runtime> {
+    config.runtime.clone().map_or_else(|| Runtime::threads(config.workers), Ok)
+}
+
+fn required<T: std::str::FromStr>(name: &str, why: &str) -> Result<T> {
+    variable(name, why)?.ok_or_else(|| {
+        Misuse::BadSetting {
+            name: name.to_owned(),
+            value: String::new(),
+            why: format!("it must be set to {why}; `symwin launch` and other launchers set it"),
+        }
+        .into()
+    })
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// What tells this host from others, also in containers that share a host name.
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(|_| host_name(), |id| id.trim().to_owned())
+}
