@@ -28,8 +28,19 @@
 //! - **B-7** Every wait has a deadline.
 #![deny(unsafe_code)]
 
+mod connect;
 mod endpoint;
+mod exchange;
+mod frame;
+mod hello;
 mod hub;
+mod io;
+mod layout;
+mod link;
+mod reader;
+mod router;
+#[cfg(test)]
+mod tests;
 
 use std::any::Any;
 use std::fmt;
