@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, send,
     socket_with, sockopt,
 };
+use rustix::process::Pid;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::bootstrap::frame::VERSION;
@@ -246,7 +247,8 @@ impl<'a> Meeting<'a> {
             return Ok(Err((greeting, "it went away")));
         }
         let Greeting { socket, pid, .. } = greeting;
-        self.connected.insert(hello.process, Connected { peer: hello.process, pid: Some(pid), socket });
+        let pid = (pid != 0).then_some(pid);
+        self.connected.insert(hello.process, Connected { peer: hello.process, pid, socket });
         Ok(Ok(()))
     }
 
@@ -330,7 +332,8 @@ fn check_user(socket: &OwnedFd) -> Result<(i32, Option<String>)> {
     let me = rustix::process::geteuid();
     let why = (peer.uid != me)
         .then(|| format!("it runs as user {}, this process as user {}", peer.uid.as_raw(), me.as_raw()));
-    Ok((peer.pid.as_raw_nonzero().get(), why))
+    // 0 where the peer is in a process name space that this one cannot see into.
+    Ok((Pid::as_raw(Some(peer.pid)), why))
 }
 
 /// A number that no other hello has; the standard library's hash keys are random.

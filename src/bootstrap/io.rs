@@ -109,7 +109,7 @@ impl IoLoop {
     /// Runs until the last handle is gone and the queues are written out. A panic ends every connection, by name.
     pub(crate) fn run(mut self) {
         let why = match catch_unwind(AssertUnwindSafe(|| self.turns())) {
-            Ok(Ok(())) => "this hub was closed".to_owned(),
+            Ok(Ok(())) => return self.close(),
             Ok(Err(errno)) => format!("waiting for events failed: {errno}"),
             Err(_) => {
                 "the I/O thread panicked; this is a bug in symwin or in an inbox, please report it".to_owned()
@@ -118,6 +118,14 @@ impl IoLoop {
         for process in self.connections.keys().copied().collect::<Vec<_>>() {
             self.end(process, Death::Lost(why.clone()));
         }
+    }
+
+    /// Nobody is left who could hear of it.
+    fn close(self) {
+        for connection in self.connections.values() {
+            connection.link.close();
+        }
+        tracing::debug!(process = %self.shared.me, "bootstrap.closed");
     }
 
     fn turns(&mut self) -> Result<(), Errno> {

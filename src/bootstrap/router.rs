@@ -121,6 +121,7 @@ impl Router {
         members: &[Rank],
         inbox: Arc<dyn Inbox>,
     ) -> u64 {
+        debug_assert!(members.contains(&rank), "who joins is a member");
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.stays += 1;
