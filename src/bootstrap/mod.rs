@@ -179,7 +179,7 @@ pub enum Notice {
 
 /// Where a rank of a communicator hears what arrives for it.
 pub trait Inbox: Send + Sync {
-    /// Takes the notice. It must neither block nor call into the bootstrap: it runs in the sender's or the
+    /// Takes the notice. It must neither block nor call into the bootstrap (nor drop what does): it runs in the sender's or the
     /// I/O thread, under the hub's routing lock, which is what keeps the order.
     fn deliver(&self, notice: Notice);
 }
