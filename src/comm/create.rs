@@ -16,7 +16,7 @@ use crate::devr::actor::{CommActor, CommMsg};
 use crate::devr::agreed::{Agreed, Introduction, PROTOCOL};
 use crate::devr::core::Core;
 use crate::devr::flat::FlatRange;
-use crate::driver::buffers::{BufferAllocator, SLAB_BYTES};
+use crate::driver::buffers::BufferAllocator;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{BootstrapError, Error, FailureCause, Misuse, Result};
@@ -148,7 +148,7 @@ impl Part {
                 agreed: Agreed::new(Rank::new(rank), &introductions)?,
                 id,
                 driver: Arc::clone(driver),
-                buffers: BufferAllocator::new(Arc::clone(driver), SLAB_BYTES),
+                buffers: BufferAllocator::new(Arc::clone(driver), BufferAllocator::SLAB_BYTES),
                 deadline: config.deadline,
             };
             ranks.push(rank);

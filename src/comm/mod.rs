@@ -346,7 +346,10 @@ impl Communicator {
             Ok(outcome) => outcome?,
             Err(Lost) => return Err(core.closed()),
         };
-        self.shared.process.hub.drain(core.deadline);
+        if !self.shared.process.hub.drain(core.deadline) {
+            let what = "this rank's goodbye to leave the process".to_owned();
+            return Err(Error::Limit { what, waited: core.deadline });
+        }
         errors.into_iter().next().map_or(Ok(()), |error| Err(Error::Device(error)))
     }
 

@@ -52,6 +52,30 @@ pub struct Window {
     pub reserved: u32,
 }
 
+impl Window {
+    /// The struct of a window that lies `offset` bytes into every rank's stride, LSA rank 0's part at `first`.
+    #[must_use]
+    pub fn new(first: u64, lsa_rank: u32, world_rank: u32, stride: u64, offset: u64, flags: u32) -> Self {
+        Self {
+            lsa_flat_base: first,
+            lsa_rank: lsa_rank.cast_signed(),
+            world_rank: world_rank.cast_signed(),
+            stride_4g: u32::try_from(stride >> 32).unwrap_or(u32::MAX),
+            mc_offset_4k: u32::try_from(offset >> 12).unwrap_or(u32::MAX),
+            flags,
+            segments: 1,
+            ..Self::default()
+        }
+    }
+
+    /// What is left in the place of a window that was closed: it leads nowhere, and a kernel that still uses it is
+    /// seen to.
+    #[must_use]
+    pub fn poisoned() -> Self {
+        Self { lsa_rank: -1, world_rank: -1, ..Self::default() }
+    }
+}
+
 /// The window of the resource buffers, packed into the device communicator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]

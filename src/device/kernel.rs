@@ -273,6 +273,23 @@ impl<'k> Kernel<'k> {
     }
 }
 
+/// The surroundings of a kernel of a communicator's rank.
+///
+/// Crate-private and safe because the runtime keeps the promises of [`KernelEnv::new`]: it makes `dev_comm` at the
+/// commit of a batch, whose table is written by ordered atomic stores and whose structs, entries and mappings are
+/// retired only when every kernel has ended that ran when their window was closed; the caller registers the kernel
+/// as running before this call and ends it in the `on_end` hook.
+pub(crate) fn of_communicator(
+    dev_comm: DevComm,
+    watch: Arc<Watch>,
+    comm_name: &str,
+    me: Peer,
+    team: Vec<Peer>,
+) -> KernelEnv {
+    // SAFETY: see above; the runtime's promises are those that the contract asks for.
+    unsafe { KernelEnv::new(dev_comm, watch, comm_name, me, team) }
+}
+
 /// Starts `blocks` blocks of a kernel, each on a thread of its own, and returns at once.
 ///
 /// Either all blocks run or none: if a thread cannot be had, [`KernelHandle::join`] says so.

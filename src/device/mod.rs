@@ -19,6 +19,7 @@ pub mod abi;
 pub mod barrier;
 pub mod dev_comm;
 pub mod kernel;
+pub(crate) mod peer;
 pub mod pointer;
 pub mod shared;
 pub mod watch;

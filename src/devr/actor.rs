@@ -29,9 +29,9 @@ use super::request::{Answer, Batch};
 use super::shadow::Slot;
 use super::table::TableSlot;
 use crate::actors::{Actor, ActorId, Addr, Cx, Exit, Flow, Reply, Time, TimerId};
-use crate::bootstrap::{Incoming, Notice};
+use crate::bootstrap::{Incoming, Notice, SightingKind};
 use crate::driver::DeviceError;
-use crate::error::{Error, Failure, FailureCause, Missing, Peer, Phase, Result};
+use crate::error::{Error, Failure, FailureCause, Missing, Peer, Result};
 use crate::ids::Rank;
 
 /// How soon a job that waits for its stream is polled again.
@@ -149,13 +149,13 @@ impl Actor for CommActor {
         match msg {
             CommMsg::Abort(reason) => {
                 let by = self.core.agreed.me().clone();
-                self.fail(FailureCause::Aborted { by, reason }, Told::Nobody, cx);
+                drop(self.fail(FailureCause::Aborted { by, reason }, Told::Nobody, cx));
             }
             CommMsg::Batch(batch) => self.take(batch, cx),
             CommMsg::Close(closing) => self.close_window(closing),
             CommMsg::Deadline(id) => self.deadline(id, cx),
             CommMsg::Dropped => self.dropped(cx),
-            CommMsg::Failed(cause) => self.fail(cause, Told::Nobody, cx),
+            CommMsg::Failed(cause) => drop(self.fail(cause, Told::Nobody, cx)),
             CommMsg::Finalize(reply) => self.finalize(reply, cx),
             CommMsg::KernelEnded => self.kernel_ended(),
             CommMsg::Link(next, rank) => {
@@ -375,7 +375,6 @@ impl CommActor {
                 };
                 self.fail(cause, Told::Nobody, cx);
             }
-            other => tracing::warn!(event = "notice.unknown", ?other),
         }
     }
 
@@ -422,10 +421,11 @@ impl CommActor {
             )
         });
         for seen in endpoint.sightings(rank) {
-            if seen.comm != self.core.id && !seen.answered && seen.tag.round == round::OFFER {
+            // Its latest message there being an offer, it waits there for somebody's.
+            if seen.comm != self.core.id && seen.kind == SightingKind::Message && seen.tag.round == round::OFFER {
                 blocked.push(format!(
-                    "{peer} waits in communicator `{}`, batch {}, for the offer of {}",
-                    seen.comm_name, seen.tag.seq, self.core.agreed.rank
+                    "{peer} waits in communicator `{}`, batch {}, for offers",
+                    seen.comm_name, seen.tag.seq
                 ));
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{DeviceInfo, HandleKind};
+use crate::driver::DeviceInfo;
 use crate::error::{BootstrapError, Error, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
@@ -54,8 +54,6 @@ pub(crate) struct Agreed {
     pub(crate) stride: u64,
     /// What mappings are aligned to on every rank.
     pub(crate) granularity: u64,
-    /// How handles cross processes.
-    pub(crate) handle_kind: HandleKind,
     /// Whether every device has multicast.
     pub(crate) multicast: bool,
 }
@@ -91,7 +89,6 @@ impl Agreed {
             lsa_size,
             stride,
             granularity: devices().map(|d| d.granularity).max().unwrap_or(4096),
-            handle_kind: devices().next().map_or(HandleKind::Descriptor, |d| d.handle_kind),
             multicast: devices().all(|d| d.multicast),
         })
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -25,6 +25,7 @@ use super::status::Board;
 use super::window::WindowEntry;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
+use crate::coll::turns::Turns;
 use crate::device::Watch;
 use crate::driver::{DeviceError, Driver, Handle};
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase};
@@ -45,6 +46,8 @@ pub(crate) struct Core {
     pub(crate) flat: Arc<FlatRange>,
     /// How kernels and barriers learn of a failure.
     pub(crate) watch: Arc<Watch>,
+    /// How many windows this rank has ever had: the next one's identity.
+    pub(crate) windows: AtomicU64,
     /// The windows of this rank by address.
     pub(crate) index: WindowIndex<WindowEntry>,
     /// What arrived of the rounds.
@@ -55,8 +58,8 @@ pub(crate) struct Core {
     pub(crate) runtime: Runtime,
     /// The longest that an operation may take.
     pub(crate) deadline: Duration,
-    /// Serialises this rank's collectives, which share barriers.
-    pub(crate) collective: Mutex<()>,
+    /// The order of this rank's collectives, which share barriers.
+    pub(crate) collective: Turns,
     /// Host kernels of this rank that run.
     pub(crate) kernels: Kernels,
     /// Where multicast objects of this rank's teams are mapped, by their LSA ranks, for the pointer getters.
@@ -92,11 +95,12 @@ impl Core {
             driver,
             flat,
             watch: Watch::new(deadline),
+            windows: AtomicU64::new(0),
             index: WindowIndex::new(),
             rounds: Rounds::default(),
             runtime,
             deadline,
-            collective: Mutex::new(()),
+            collective: Turns::default(),
             kernels: Kernels::default(),
             multicast_bases: Mutex::new(HashMap::new()),
             collectives: Mutex::new(None),

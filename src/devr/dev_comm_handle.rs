@@ -51,7 +51,7 @@ impl DevComm {
         let base = |team: &[u32]| bases.get(team).copied();
         let all: Vec<u32> = (0..agreed.lsa_size).collect();
         let multicast = requirements
-            .team_requirements()
+            .teams()
             .map(|(team, multimem)| {
                 let members: Vec<u32> =
                     team.members(agreed.rank).filter_map(|r| agreed.lsa_rank_of(r)).map(|l| l.get()).collect();
@@ -72,7 +72,7 @@ impl DevComm {
             lsa_multimem: abi::MultimemHandle { base: lsa_multimem as u64 },
             lsa_barrier: plan.lsa_barrier.map_or_else(Default::default, |barrier| abi::LsaBarrierHandle {
                 buffer: barrier.handle.0,
-                barriers: barrier.count.cast_signed(),
+                n_barriers: barrier.count.cast_signed(),
             }),
             abort_flag: 0,
         };

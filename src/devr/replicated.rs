@@ -35,8 +35,6 @@ pub(crate) struct Memory {
     pub(crate) offset: u64,
     /// How much of every stride it takes, a multiple of the granularity.
     pub(crate) span: u64,
-    /// For each LSA rank the bytes that it maps.
-    pub(crate) sizes: Arc<[u64]>,
     /// The LSA ranks that have retired it.
     pub(crate) retired: BTreeSet<u32>,
 }
@@ -90,7 +88,9 @@ impl Replicated {
     /// In words, when a rank retires what is not there: the states have parted.
     pub(crate) fn open(&mut self, offers: &[Offer]) -> Result<Vec<(MemoryId, Memory)>, String> {
         for &(offset, span) in offers.iter().flat_map(|offer| &offer.quarantined) {
-            self.space.quarantine(offset, span);
+            self.space
+                .quarantine(offset, span)
+                .map_err(|error| format!("a range that cannot be quarantined: {error:?}"))?;
         }
         let mut gone = Vec::new();
         for (lsa, offer) in (0u32..).zip(offers) {
@@ -124,13 +124,10 @@ impl Replicated {
     /// A digest that is equal on all ranks of the team after every batch (P-1).
     pub(crate) fn digest(&self, seq: u64) -> u64 {
         let mut hash = Xxh3::new();
+        self.space.digest(&mut |bytes| hash.update(bytes));
         let mut number = |n: u64| hash.update(&n.to_le_bytes());
         number(seq);
         number(self.next_memory);
-        for (offset, size) in self.space.state() {
-            number(offset);
-            number(size);
-        }
         for (id, memory) in &self.memories {
             number(id.0);
             number(memory.offset);
@@ -156,7 +153,6 @@ impl Replicated {
                 key: Arc::clone(&new.key),
                 offset: new.offset,
                 span: new.span,
-                sizes: Arc::clone(&new.sizes),
                 retired: BTreeSet::new(),
             },
         );

@@ -3,7 +3,7 @@
 //! A peer can be at most one batch ahead (it has my vote of s before it offers s + 1), so messages are kept by
 //! (seq, round) for two batches; anything else is a protocol error.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -65,11 +65,6 @@ impl Rounds {
         if !inner.gone.contains(&from) {
             inner.gone.push(from);
         }
-    }
-
-    /// The ranks that have said goodbye.
-    pub(crate) fn gone(&self) -> BTreeSet<Rank> {
-        self.inner.lock().gone.iter().copied().collect()
     }
 
     /// The present batch has ended; the next one may be offered.

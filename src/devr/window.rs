@@ -62,6 +62,8 @@ pub(crate) struct Place {
 
 struct Inner {
     core: Arc<Core>,
+    /// Never used twice on this rank.
+    id: u64,
     place: Place,
     request: WindowRequest,
     /// Each LSA rank's size where they differ.
@@ -78,6 +80,7 @@ impl Window {
         }
         Self(Arc::new(Inner {
             core: Arc::clone(core),
+            id: core.windows.fetch_add(1, Ordering::Relaxed),
             place,
             request,
             sizes,
@@ -284,9 +287,8 @@ impl Window {
 }
 
 impl Inner {
-    /// The slot is reused only after the index has forgotten the window, and its generation goes along.
     fn id(&self) -> u64 {
-        self.place.slot.id()
+        self.id
     }
 
     fn name(&self) -> String {

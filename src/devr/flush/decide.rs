@@ -270,7 +270,8 @@ pub(crate) fn wanted_teams(agreed: &Agreed, lsa: u32, print: &Fingerprint) -> Ve
     let Fingerprint::DevComm { requirements } = print else { return Vec::new() };
     let rank = agreed.world_rank(LsaRank::new(lsa));
     let whole = requirements.wants_lsa_multimem().then(|| (0..agreed.lsa_size).collect());
-    let teams = requirements.multimem_teams().map(|team| {
+    let multimem = requirements.teams().filter(|&(_, multimem)| multimem);
+    let teams = multimem.map(|(team, _)| {
         team.members(rank).filter_map(|member| agreed.lsa_rank_of(member)).map(LsaRank::get).collect()
     });
     whole.into_iter().chain(teams).collect()

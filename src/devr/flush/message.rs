@@ -155,7 +155,7 @@ impl Fingerprint {
                 }
                 text
             }
-            Self::DevComm { requirements } => format!("a device communicator ({})", requirements.describe()),
+            Self::DevComm { requirements } => requirements.describe(),
         }
     }
 
@@ -182,7 +182,7 @@ impl Fingerprint {
                 }
             }
             (Self::DevComm { requirements: a }, Self::DevComm { requirements: b }) => {
-                if a.same_on_all_ranks(b) { None } else { Some("requirements") }
+                if a.agreed() == b.agreed() { None } else { Some("requirements") }
             }
             _ => Some("kind"),
         }

@@ -92,7 +92,9 @@ pub(crate) async fn flush(core: Arc<Core>, work: Work) -> Ended {
     Ended::RolledBack(Arc::new(RolledBack { comm, seq, group, cause, undo }))
 }
 
-struct Flush {
+/// A batch that runs.
+#[derive(Debug)]
+pub(crate) struct Flush {
     core: Arc<Core>,
     seq: u64,
     made: Made,

@@ -221,13 +221,14 @@ impl<'a> Draft<'a> {
     /// A device communicator's plan and its resource buffer.
     fn dev_comm(&mut self, requirements: &DevCommRequirements) -> Result<(Range, Plan), Reason> {
         let agreed = &self.core.agreed;
-        if requirements.wants_multimem() && !agreed.multicast {
+        let multimem = requirements.wants_lsa_multimem() || requirements.teams().any(|(_, multimem)| multimem);
+        if multimem && !agreed.multicast {
             return Err(Reason::Unsupported {
                 what: "a multicast team".to_owned(),
                 why: "not every rank's device has multicast".to_owned(),
             });
         }
-        for team in requirements.teams() {
+        for (team, _) in requirements.teams() {
             team.validate(agreed.rank, agreed.world_size())?;
             if let Some(rank) = team.members(agreed.rank).find(|&r| agreed.lsa_rank_of(r).is_none()) {
                 return Err(Misuse::NotInTeam { rank, team: "this rank's LSA team".to_owned() }.into());
