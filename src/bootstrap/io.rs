@@ -76,7 +76,8 @@ pub(crate) fn prepare(shared: Arc<Shared>, readers: Vec<(ProcessId, Reader)>) ->
         epoll::add(&epoll, reader.socket(), epoll::EventData::new_u64(process.get().into()), events)?;
         let link = Arc::clone(link);
         // Looked at once without an event: something may have come before.
-        let connection = Connection { link, reader, readable: true, write: Flushed::Full, retries: 0 };
+        let connection =
+            Connection { link, reader, readable: true, write: Flushed::Full, retries: 0, retry_at: None };
         connections.insert(process, connection);
     }
     let scratch = vec![0; SCRATCH_BYTES];
@@ -103,6 +104,27 @@ struct Connection {
     write: Flushed,
     /// Flushes in a row that the kernel had no room for.
     retries: u32,
+    /// Until then no descriptors are tried. (A refused attempt makes the socket writable anew, which is an
+    /// event: trying at every event would be a busy loop.)
+    retry_at: Option<Instant>,
+}
+
+impl Connection {
+    /// Flushes. `acknowledged` batches were acknowledged before this turn; more now means room in the kernel.
+    fn write_out(&mut self, acknowledged: u64) {
+        let now = Instant::now();
+        let room = self.link.batches_acknowledged() > acknowledged;
+        let due = room || self.retry_at.is_none_or(|at| at <= now);
+        self.write = self.link.flush(due);
+        match self.write {
+            Flushed::Retry if due => {
+                self.retry_at = Some(now + RETRY_FIRST * (1 << self.retries.min(RETRY_DOUBLINGS_MAX)));
+                self.retries += 1;
+            }
+            Flushed::Retry => {}
+            _ => (self.retry_at, self.retries) = (None, 0),
+        }
+    }
 }
 
 impl IoLoop {
@@ -159,10 +181,10 @@ impl IoLoop {
         let mut wait: Option<Duration> =
             self.closing_until.map(|until| until.saturating_duration_since(Instant::now()));
         for connection in self.connections.values() {
-            let until = match (connection.readable, connection.write) {
+            let until = match (connection.readable, connection.retry_at) {
                 (true, _) => Duration::ZERO,
-                (false, Flushed::Retry) => RETRY_FIRST * (1 << connection.retries.min(RETRY_DOUBLINGS_MAX)),
-                _ => continue,
+                (false, Some(at)) => at.saturating_duration_since(Instant::now()),
+                (false, None) => continue,
             };
             wait = Some(wait.map_or(until, |wait| wait.min(until)));
         }
@@ -192,6 +214,7 @@ impl IoLoop {
     fn serve(&mut self, process: ProcessId) {
         let Some(connection) = self.connections.get_mut(&process) else { return };
         let shared = &*self.shared;
+        let acknowledged = connection.link.batches_acknowledged();
         let mut ended = None;
         for _ in 0..LOOKS_A_TURN {
             if !connection.readable {
@@ -212,11 +235,7 @@ impl IoLoop {
             }
         }
         connection.link.owe_acks(connection.reader.batches());
-        connection.write = connection.link.flush();
-        connection.retries = match connection.write {
-            Flushed::Retry => connection.retries.saturating_add(1),
-            _ => 0,
-        };
+        connection.write_out(acknowledged);
         // The peer reads no more and all that it had sent is read: no event would tell of its end.
         if connection.write == Flushed::WriteEnded && !connection.readable && ended.is_none() {
             ended = Some(lost(&connection.link, &connection.reader));

@@ -87,13 +87,13 @@ impl Link {
         }
         let first = writer.is_empty();
         writer.queue.push_back(outgoing);
-        if first { writer.flush() } else { Flushed::Full }
+        if first { writer.flush(true) } else { Flushed::Full }
     }
 
-    /// Writes out what the kernel takes.
-    pub(crate) fn flush(&self) -> Flushed {
+    /// Writes out what the kernel takes; descriptors only if `descriptors` says so.
+    pub(crate) fn flush(&self, descriptors: bool) -> Flushed {
         let mut writer = self.writer.lock();
-        let flushed = writer.flush();
+        let flushed = writer.flush(descriptors);
         if writer.is_empty() || writer.ended {
             self.emptied.notify_all();
         }
@@ -113,6 +113,17 @@ impl Link {
             writer.batches_acked = batches;
         }
         sane
+    }
+
+    /// How many batches the peer has acknowledged.
+    pub(crate) fn batches_acknowledged(&self) -> u64 {
+        self.writer.lock().batches_acked
+    }
+
+    /// How often the kernel had no room for descriptors or memory.
+    #[cfg(test)]
+    pub(crate) fn refusals(&self) -> u64 {
+        self.writer.lock().refusals
     }
 
     /// Waits until all is in the kernel or the connection has ended; false if the deadline came first.
@@ -187,6 +198,8 @@ struct Writer {
     batches_acked: u64,
     acks_due: u64,
     acks_sent: u64,
+    /// How often the kernel had no room for descriptors or memory.
+    refusals: u64,
 }
 
 enum Step {
@@ -199,17 +212,20 @@ impl Writer {
         self.queue.is_empty() && self.control.is_empty()
     }
 
-    fn flush(&mut self) -> Flushed {
+    fn flush(&mut self, descriptors: bool) -> Flushed {
         let Some(socket) = self.socket.clone() else { return Flushed::Closed };
         if self.ended {
             return Flushed::WriteEnded;
         }
         loop {
-            match self.step(socket.as_fd()) {
+            match self.step(socket.as_fd(), descriptors) {
                 Ok(Step::Done) | Err(Errno::INTR) => {}
                 Ok(Step::Stop(flushed)) => return flushed,
                 Err(Errno::AGAIN) => return Flushed::Full,
-                Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => return Flushed::Retry,
+                Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
+                    self.refusals += 1;
+                    return Flushed::Retry;
+                }
                 Err(_) => {
                     self.ended = true;
                     self.queue.clear();
@@ -222,7 +238,7 @@ impl Writer {
 
     /// Writes one thing. Acknowledgements overtake whatever waits, between two frames: neither side's
     /// descriptors may wait for those of the other.
-    fn step(&mut self, socket: BorrowedFd<'_>) -> Result<Step, Errno> {
+    fn step(&mut self, socket: BorrowedFd<'_>, descriptors: bool) -> Result<Step, Errno> {
         if !self.control.is_empty() {
             let written = write(socket, &[IoSlice::new(&self.control)], &[])?;
             self.control.drain(..written);
@@ -238,6 +254,9 @@ impl Writer {
         if front.descriptors_sent < front.descriptors.len() {
             if self.batches_sent - self.batches_acked >= BATCHES_UNACKNOWLEDGED_MAX {
                 return Ok(Step::Stop(Flushed::Unacknowledged));
+            }
+            if !descriptors {
+                return Ok(Step::Stop(Flushed::Retry));
             }
             let rest = &front.descriptors[front.descriptors_sent..];
             let batch: Vec<BorrowedFd<'_>> = rest.iter().take(BATCH_MAX).map(|fd| fd.as_fd()).collect();

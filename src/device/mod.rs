@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`abi`] | the structs that kernels read, with NCCL's own layouts |
 //! | [`dev_comm`] | the device communicator, free of any version, and its layouts |
-//! | [`pointer`] | the pointer arithmetic over a window's bytes; no access |
+//! | [`mod@pointer`] | the pointer arithmetic over a window's bytes; no access |
 //! | [`watch`] | how waits in kernels learn that their communicator has failed |
 //! | [`kernel`] | host kernels: closures on threads over the very same structs |
 //! | [`window`] | windows inside a host kernel, and the device-side lookup |

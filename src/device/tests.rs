@@ -4,3 +4,4 @@ mod barrier;
 mod kernel;
 mod layout;
 mod lookup;
+mod watch;
