@@ -23,7 +23,13 @@ impl Communicator {
     /// [`Misuse`] for slices that are closed, of other communicators, of windows without
     /// [`WindowFlags::COLL_SYMMETRIC`], of different lengths, or no multiple of the type's size; the peers then wait
     /// until their deadline. The communicator's failure.
-    pub fn all_reduce(&self, send: &WindowSlice, recv: &WindowSlice, dtype: DType, op: ReduceOp) -> Result<()> {
+    pub fn all_reduce(
+        &self,
+        send: &WindowSlice,
+        recv: &WindowSlice,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
         let call = Call::new(self, send, recv, dtype, op)?;
         call.dev_comm.clone().run(move |kernel| call.run(kernel))
     }
@@ -57,23 +63,32 @@ struct Call {
 }
 
 impl Call {
-    fn new(comm: &Communicator, send: &WindowSlice, recv: &WindowSlice, dtype: DType, op: ReduceOp) -> Result<Self> {
+    fn new(
+        comm: &Communicator,
+        send: &WindowSlice,
+        recv: &WindowSlice,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<Self> {
         let core = Arc::clone(&comm.shared().core);
         for slice in [send, recv] {
             slice.window.check_open()?;
             if !slice.window.belongs_to(&core) {
-                return Err(misuse(format!("a window of another communicator or rank than {:?}", comm.name())));
+                return Err(misuse(format!(
+                    "a window of another communicator or rank than {:?}",
+                    comm.name()
+                )));
             }
             if !slice.window.flags().contains(WindowFlags::COLL_SYMMETRIC) {
                 return Err(misuse("a window without COLL_SYMMETRIC: register it with that flag".to_owned()));
             }
         }
-        if send.range.len() != recv.range.len() || !send.range.len().is_multiple_of(dtype.size()) {
+        if send.range.len() != recv.range.len() || !send.range.len().is_multiple_of(dtype.size_bytes()) {
             return Err(misuse(format!(
                 "{} bytes in, {} bytes out, in elements of {} bytes: all-reduce takes as much in as out, in whole elements",
                 send.range.len(),
                 recv.range.len(),
-                dtype.size()
+                dtype.size_bytes()
             )));
         }
         let Some(dev_comm) = comm.collectives() else {
@@ -91,7 +106,7 @@ impl Call {
         }
         let input = kernel.window(self.send.window.device_address())?;
         let output = kernel.window(self.recv.window.device_address())?;
-        let count = self.send.range.len() / self.dtype.size();
+        let count = self.send.range.len() / self.dtype.size_bytes();
         super::all_reduce(
             kernel,
             (&input, self.send.range.start as u64),

@@ -165,6 +165,9 @@ fn seconds(name: &str) -> Result<Option<Duration>> {
     let Some(seconds) = variable::<f64>(name, why)? else { return Ok(None) };
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
-        _ => Err(Misuse::BadSetting { name: name.to_owned(), value: seconds.to_string(), why: why.to_owned() }.into()),
+        _ => {
+            Err(Misuse::BadSetting { name: name.to_owned(), value: seconds.to_string(), why: why.to_owned() }
+                .into())
+        }
     }
 }

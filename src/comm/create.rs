@@ -19,7 +19,7 @@ use crate::devr::flat::FlatRange;
 use crate::driver::buffers::BufferAllocator;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{BootstrapError, Error, FailureCause, Misuse, Result};
+use crate::error::{BootstrapError, Error, Misuse, Result};
 use crate::ids::{CommId, ProcessId, Rank};
 
 /// What the ranks of one process share, for all communicators over the same connections.
@@ -63,7 +63,8 @@ pub(super) fn from_env(config: &Config) -> Result<Vec<Communicator>> {
     let number = "a number";
     let world: u32 = required("WORLD_SIZE", number)?;
     let rank: u32 = required("RANK", number)?;
-    let per_process: u32 = variable("SYMWIN_RANKS_PER_PROCESS", "a number of ranks, at least 1")?.unwrap_or(1);
+    let per_process: u32 =
+        variable("SYMWIN_RANKS_PER_PROCESS", "a number of ranks, at least 1")?.unwrap_or(1);
     let rendezvous: String = required("SYMWIN_RENDEZVOUS", "a name")?;
     let bad = |name: &str, value: u32, why: String| {
         Error::from(Misuse::BadSetting { name: name.to_owned(), value: value.to_string(), why })
@@ -75,7 +76,8 @@ pub(super) fn from_env(config: &Config) -> Result<Vec<Communicator>> {
         return Err(bad("RANK", rank, format!("less than WORLD_SIZE, {world}")));
     }
     if !rank.is_multiple_of(per_process) {
-        let why = format!("the first rank of its process, a multiple of SYMWIN_RANKS_PER_PROCESS, {per_process}");
+        let why =
+            format!("the first rank of its process, a multiple of SYMWIN_RANKS_PER_PROCESS, {per_process}");
         return Err(bad("RANK", rank, why));
     }
     let processes = world.div_ceil(per_process);
@@ -217,7 +219,7 @@ impl Inbox for ActorInbox {
         }
         if let Err(Rejected::Full(CommMsg::Notice(notice))) = actor.tell(CommMsg::Notice(notice)) {
             let detail = format!("more messages than the protocol allows; the last one was {notice:?}");
-            let _ = actor.control(CommMsg::Failed(FailureCause::Parted { detail }));
+            let _ = actor.control(CommMsg::Overflow(detail));
         }
     }
 }
@@ -243,5 +245,6 @@ fn host_name() -> String {
 
 /// What tells this host from others, also in containers that share a host name.
 fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(|_| host_name(), |id| id.trim().to_owned())
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| host_name(), |id| id.trim().to_owned())
 }

@@ -122,7 +122,8 @@ impl Communicator {
             _ => Err(Misuse::BadSetting {
                 name: "SYMWIN_RANKS_PER_PROCESS".to_owned(),
                 value: std::env::var("SYMWIN_RANKS_PER_PROCESS").unwrap_or_default(),
-                why: "this process has several ranks; take them with `Communicator::ranks_from_env`".to_owned(),
+                why: "this process has several ranks; take them with `Communicator::ranks_from_env`"
+                    .to_owned(),
             }
             .into()),
         }

@@ -51,7 +51,7 @@ pub(crate) enum CommMsg {
     /// The last handle is gone without a finalize.
     Dropped,
     /// A host kernel's barrier has failed.
-    Failed(FailureCause),
+    Failed(Arc<Failure>),
     /// Close it once what is queued has ended.
     Finalize(Reply<Result<Vec<DeviceError>>>),
     /// A host kernel has ended.
@@ -60,6 +60,8 @@ pub(crate) enum CommMsg {
     Notice(Notice),
     /// Learn of the end of another rank's actor of this process.
     Link(Addr<CommMsg>, Rank),
+    /// Peers have sent more messages than the protocol allows.
+    Overflow(String),
     /// Poll the job again.
     Tick,
 }
@@ -155,7 +157,7 @@ impl Actor for CommActor {
             CommMsg::Close(closing) => self.close_window(closing),
             CommMsg::Deadline(id) => self.deadline(id, cx),
             CommMsg::Dropped => self.dropped(cx),
-            CommMsg::Failed(cause) => drop(self.fail(cause, Told::Nobody, cx)),
+            CommMsg::Failed(failure) => drop(self.fail_with(failure, Told::Nobody, cx)),
             CommMsg::Finalize(reply) => self.finalize(reply, cx),
             CommMsg::KernelEnded => self.kernel_ended(),
             CommMsg::Link(next, rank) => {
@@ -163,6 +165,7 @@ impl Actor for CommActor {
                 cx.link(&next);
             }
             CommMsg::Notice(notice) => self.notice(notice, cx),
+            CommMsg::Overflow(detail) => drop(self.fail(FailureCause::Parted { detail }, Told::Nobody, cx)),
             CommMsg::Tick => {}
         }
         self.advance(cx);
@@ -311,14 +314,17 @@ impl CommActor {
 impl CommActor {
     /// The communicator has failed for good. Everything queued, now and later, fails by name; nothing is unmapped.
     fn fail(&mut self, cause: FailureCause, told: Told, cx: &mut Cx<'_, CommMsg>) -> Error {
+        let (operation, phase) = self.core.board.operation();
+        let failure = self.core.failure(&operation, phase, cause);
+        self.fail_with(failure, told, cx)
+    }
+
+    fn fail_with(&mut self, failure: Arc<Failure>, told: Told, cx: &mut Cx<'_, CommMsg>) -> Error {
         if let Mode::Failed(failure) = &self.mode {
             return Error::Failed(Arc::clone(failure));
         }
-        let closing = matches!(self.mode, Mode::Closing);
-        let (operation, phase) = self.core.board.operation();
-        let failure = self.core.failure(&operation, phase, cause);
         let error = Error::Failed(Arc::clone(&failure));
-        if closing {
+        if matches!(self.mode, Mode::Closing) {
             return error;
         }
         tracing::error!(event = "comm.failed", comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), %error);
@@ -400,7 +406,8 @@ impl CommActor {
         }
         let missing = self.core.rounds.waits().map(|waits| waits.missing).unwrap_or_default();
         let mut blocked = Vec::new();
-        let missing: Vec<Missing> = missing.into_iter().map(|rank| self.missing(rank, &mut blocked)).collect();
+        let missing: Vec<Missing> =
+            missing.into_iter().map(|rank| self.missing(rank, &mut blocked)).collect();
         let after = self.core.deadline;
         self.fail(FailureCause::Deadline { after, missing, blocked }, Told::Nobody, cx);
     }
@@ -422,7 +429,10 @@ impl CommActor {
         });
         for seen in endpoint.sightings(rank) {
             // Its latest message there being an offer, it waits there for somebody's.
-            if seen.comm != self.core.id && seen.kind == SightingKind::Message && seen.tag.round == round::OFFER {
+            if seen.comm != self.core.id
+                && seen.kind == SightingKind::Message
+                && seen.tag.round == round::OFFER
+            {
                 blocked.push(format!(
                     "{peer} waits in communicator `{}`, batch {}, for offers",
                     seen.comm_name, seen.tag.seq
@@ -440,7 +450,8 @@ impl CommActor {
 /// Closing.
 impl CommActor {
     fn close_window(&mut self, closing: Closing) {
-        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) || !self.core.kernels.ended(&closing.running) {
+        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) || !self.core.kernels.ended(&closing.running)
+        {
             self.deferred.push(closing);
         } else {
             self.retire(closing);
@@ -458,6 +469,9 @@ impl CommActor {
         }
         state.unuse(closing.memory, &self.core);
         self.core.board.committed(&state);
+        drop(state);
+        // Its buffer may go back to its slab now; the driver's calls for that are none of the state's.
+        drop(closing.keep);
     }
 
     fn kernel_ended(&mut self) {
@@ -514,7 +528,11 @@ impl CommActor {
             Ok(close::close(&self.core, self.clean))
         } else {
             self.core.flat.leak();
-            let what = format!("{} host kernels of {} to end; its range stays mapped", running.len(), self.core.agreed.rank);
+            let what = format!(
+                "{} host kernels of {} to end; its range stays mapped",
+                running.len(),
+                self.core.agreed.rank
+            );
             Err(Error::Limit { what, waited: self.core.deadline })
         };
         tracing::debug!(event = "comm.closed", comm = %self.core.agreed.name, rank = self.core.agreed.rank.get());

@@ -64,7 +64,9 @@ impl Agreed {
         same("the protocol version", introductions, |i| i.protocol.to_string())?;
         same("the communicator's name", introductions, |i| format!("`{}`", i.name))?;
         same("the stride (SYMWIN_STRIDE)", introductions, |i| format!("{:?}", i.stride))?;
-        same("the LSA team size (SYMWIN_LSA_TEAM_SIZE)", introductions, |i| format!("{:?}", i.lsa_team_size))?;
+        same("the LSA team size (SYMWIN_LSA_TEAM_SIZE)", introductions, |i| {
+            format!("{:?}", i.lsa_team_size)
+        })?;
         same("the host", introductions, |i| i.boot_id.clone())?;
         same("the device's backend", introductions, |i| backends(&i.devices))?;
         same("the handle kind", introductions, |i| handle_kinds(&i.devices))?;
@@ -217,5 +219,8 @@ fn same(what: &str, introductions: &[Introduction], setting: impl Fn(&Introducti
 }
 
 fn differ(what: &str, why: &str) -> Error {
-    Error::Bootstrap(Arc::new(BootstrapError::Differ { what: what.to_owned(), settings: vec![why.to_owned()] }))
+    Error::Bootstrap(Arc::new(BootstrapError::Differ {
+        what: what.to_owned(),
+        settings: vec![why.to_owned()],
+    }))
 }

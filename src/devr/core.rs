@@ -76,6 +76,15 @@ pub(crate) struct Core {
     state: Mutex<State>,
 }
 
+/// A host kernel's barrier that fails is the communicator's failure.
+fn failure_hook(actor: WeakAddr<CommMsg>) -> Box<dyn Fn(&Error) + Send + Sync> {
+    Box::new(move |error| {
+        if let (Error::Failed(failure), Some(actor)) = (error, actor.upgrade()) {
+            let _ = actor.control(CommMsg::Failed(Arc::clone(failure)));
+        }
+    })
+}
+
 impl Core {
     #[allow(clippy::too_many_arguments, reason = "each is one part, made where the communicator is made")]
     pub(crate) fn new(
@@ -94,7 +103,7 @@ impl Core {
             id,
             driver,
             flat,
-            watch: Watch::new(deadline),
+            watch: Watch::with_hook(deadline, failure_hook(actor.clone())),
             windows: AtomicU64::new(0),
             index: WindowIndex::new(),
             rounds: Rounds::default(),

@@ -53,8 +53,11 @@ impl DevComm {
         let multicast = requirements
             .teams()
             .map(|(team, multimem)| {
-                let members: Vec<u32> =
-                    team.members(agreed.rank).filter_map(|r| agreed.lsa_rank_of(r)).map(|l| l.get()).collect();
+                let members: Vec<u32> = team
+                    .members(agreed.rank)
+                    .filter_map(|r| agreed.lsa_rank_of(r))
+                    .map(|l| l.get())
+                    .collect();
                 multimem.then(|| base(&members)).flatten()
             })
             .collect();
@@ -204,4 +207,3 @@ impl fmt::Debug for DevComm {
             .finish_non_exhaustive()
     }
 }
-

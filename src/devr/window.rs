@@ -1,11 +1,12 @@
 //! Windows: one range of every rank's memory, side by side.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::actor::Closing;
 use super::core::Core;
@@ -66,6 +67,8 @@ struct Inner {
     id: u64,
     place: Place,
     request: WindowRequest,
+    /// The buffer under it, until it is closed.
+    keep: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
     /// Each LSA rank's size where they differ.
     sizes: Option<Arc<[u64]>>,
     closed: AtomicBool,
@@ -74,7 +77,13 @@ struct Inner {
 }
 
 impl Window {
-    pub(crate) fn open(core: &Arc<Core>, place: Place, request: WindowRequest, sizes: Option<Arc<[u64]>>) -> Self {
+    pub(crate) fn open(
+        core: &Arc<Core>,
+        place: Place,
+        mut request: WindowRequest,
+        sizes: Option<Arc<[u64]>>,
+    ) -> Self {
+        let keep = Mutex::new(request.keep.take());
         if let Some(sizes) = &sizes {
             core.sizes.write().insert(place.struct_address as u64, Arc::clone(sizes));
         }
@@ -83,6 +92,7 @@ impl Window {
             id: core.windows.fetch_add(1, Ordering::Relaxed),
             place,
             request,
+            keep,
             sizes,
             closed: AtomicBool::new(false),
             copies: RwLock::new(()),
@@ -269,7 +279,10 @@ impl Window {
         let core = &self.0.core;
         if lsa.get() >= core.agreed.lsa_size {
             let team = format!("an LSA team of {} ranks", core.agreed.lsa_size);
-            return Err(Misuse::NotInTeam { rank: Rank::new(core.agreed.lsa_range().start + lsa.get()), team });
+            return Err(Misuse::NotInTeam {
+                rank: Rank::new(core.agreed.lsa_range().start + lsa.get()),
+                team,
+            });
         }
         let size = self.size_at(lsa);
         if offset.checked_add(len).is_some_and(|end| end <= size) {
@@ -313,7 +326,7 @@ impl Inner {
             entry: self.place.entry,
             memory: self.place.memory,
             running: self.core.kernels.running(),
-            keep: self.request.keep.clone(),
+            keep: self.keep.lock().take(),
         });
         true
     }
@@ -368,4 +381,3 @@ impl Window {
         WindowSlice { window: self.clone(), range: 0..self.size() }
     }
 }
-

@@ -78,7 +78,12 @@ impl Group {
     }
 
     /// Queues the registration of a range of this rank's memory as a window.
-    pub fn register(&self, comm: &Communicator, region: impl Into<Region>, flags: WindowFlags) -> Pending<Window> {
+    pub fn register(
+        &self,
+        comm: &Communicator,
+        region: impl Into<Region>,
+        flags: WindowFlags,
+    ) -> Pending<Window> {
         self.register_with(comm, Registration::new(region).flags(flags))
     }
 
@@ -92,7 +97,11 @@ impl Group {
     }
 
     /// Queues a device communicator.
-    pub fn create_dev_comm(&self, comm: &Communicator, requirements: DevCommRequirements) -> Pending<DevComm> {
+    pub fn create_dev_comm(
+        &self,
+        comm: &Communicator,
+        requirements: DevCommRequirements,
+    ) -> Pending<DevComm> {
         let (reply, ticket) = comm.shared().core.runtime.reply();
         let request = Request::DevComm(requirements);
         self.part(comm, |part| part.dev_comms.push((request, Answer::DevComm(reply))));
@@ -143,10 +152,15 @@ impl Group {
 
     fn part(&self, comm: &Communicator, add: impl FnOnce(&mut Part)) {
         let mut parts = self.parts.lock();
-        let index = parts.iter().position(|part| Arc::ptr_eq(&part.comm, comm.shared())).unwrap_or_else(|| {
-            parts.push(Part { comm: Arc::clone(comm.shared()), windows: Vec::new(), dev_comms: Vec::new() });
-            parts.len() - 1
-        });
+        let index =
+            parts.iter().position(|part| Arc::ptr_eq(&part.comm, comm.shared())).unwrap_or_else(|| {
+                parts.push(Part {
+                    comm: Arc::clone(comm.shared()),
+                    windows: Vec::new(),
+                    dev_comms: Vec::new(),
+                });
+                parts.len() - 1
+            });
         add(&mut parts[index]);
     }
 }

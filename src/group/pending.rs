@@ -138,7 +138,8 @@ impl Submitted {
     pub fn poll(&mut self) -> bool {
         for (sent, ended) in &mut self.sent {
             if ended.is_none() {
-                *ended = sent.ticket.poll().map(|outcome| outcome.unwrap_or_else(|Lost| Err(sent.comm.lost())));
+                *ended =
+                    sent.ticket.poll().map(|outcome| outcome.unwrap_or_else(|Lost| Err(sent.comm.lost())));
             }
         }
         self.sent.iter().all(|(_, ended)| ended.is_some())

@@ -70,8 +70,12 @@ pub(crate) fn bind(core: &Core, made: &mut Made, decision: &Decision) -> Result<
             bind_memory(core, made, team, &object, id, offset, &key, &handles)?;
         }
     }
-    let existing: Vec<_> =
-        core.state().multicast.iter().map(|(team, local)| (team.clone(), Arc::clone(&local.object))).collect();
+    let existing: Vec<_> = core
+        .state()
+        .multicast
+        .iter()
+        .map(|(team, local)| (team.clone(), Arc::clone(&local.object)))
+        .collect();
     let new: Vec<_> = decision
         .new_teams
         .iter()

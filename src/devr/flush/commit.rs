@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::decide::{Decision, NewMemory, Placement};
-use super::message::Fingerprint;
 use super::made::{Made, MulticastRange, Parts, release_held};
+use super::message::Fingerprint;
+use crate::device::abi;
+use crate::device::peer::View;
 use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
@@ -13,8 +15,6 @@ use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
 use crate::devr::window::{Place, Window};
-use crate::device::abi;
-use crate::device::peer::View;
 use crate::error::{Misuse, Reason};
 
 /// What a task becomes.
@@ -76,7 +76,9 @@ pub(crate) fn commit(
                 let sizes = decision.sizes[task].clone();
                 Output::Window(window(core, &mut state, sizes, request, &draft, place, &mut entries)?)
             }
-            Request::DevComm(_) => Output::DevComm(dev_comm(core, &mut state, prepared, task, &draft, place)?),
+            Request::DevComm(_) => {
+                Output::DevComm(dev_comm(core, &mut state, prepared, task, &draft, place)?)
+            }
         });
     }
     if prepared.collectives
@@ -104,11 +106,18 @@ impl Output {
 }
 
 /// The new memories and multicast objects become the rank's.
-fn take_over(core: &Core, state: &mut State, decision: &Decision, parts: Parts) -> Vec<crate::driver::DeviceError> {
+fn take_over(
+    core: &Core,
+    state: &mut State,
+    decision: &Decision,
+    parts: Parts,
+) -> Vec<crate::driver::DeviceError> {
     let me = core.agreed.lsa_rank().index();
-    let mut mapped: HashMap<_, _> = parts.mapped.into_iter().map(|memory| (memory.id, memory.mapped)).collect();
+    let mut mapped: HashMap<_, _> =
+        parts.mapped.into_iter().map(|memory| (memory.id, memory.mapped)).collect();
     for NewMemory { id, key, offset, span, .. } in &decision.new {
-        let handles: Vec<_> = key.0[me].tokens.iter().filter_map(|&token| state.tokens.handle(token)).collect();
+        let handles: Vec<_> =
+            key.0[me].tokens.iter().filter_map(|&token| state.tokens.handle(token)).collect();
         for &handle in &handles {
             let size = state.tokens.size(handle);
             state.tokens.obtain(handle, size);
@@ -174,7 +183,12 @@ fn dev_comm(
     let resource = match (place, draft.slot) {
         (Some(place), Some(slot)) => {
             let struct_address = take_up(state, place, slot)?;
-            Some(Resource { memory: place.memory, slot, struct_address: struct_address as u64, bytes: draft.bytes })
+            Some(Resource {
+                memory: place.memory,
+                slot,
+                struct_address: struct_address as u64,
+                bytes: draft.bytes,
+            })
         }
         _ => None,
     };
@@ -185,7 +199,9 @@ fn dev_comm(
     let requirements = match &prepared.offer.tasks[task].print {
         Fingerprint::DevComm { requirements } => requirements,
         Fingerprint::Window { .. } => {
-            return Err(Misuse::Other { what: "a window with a device communicator's plan".to_owned() }.into());
+            return Err(
+                Misuse::Other { what: "a window with a device communicator's plan".to_owned() }.into()
+            );
         }
     };
     Ok(DevComm::open(core, plan, requirements, resource, table as u64))

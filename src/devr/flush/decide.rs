@@ -72,7 +72,12 @@ impl Decision {
 ///
 /// # Errors
 /// The cause for which every rank of the team rolls back.
-pub(crate) fn decide(state: &Replicated, agreed: &Agreed, seq: u64, offers: &[Offer]) -> Result<Decision, Cause> {
+pub(crate) fn decide(
+    state: &Replicated,
+    agreed: &Agreed,
+    seq: u64,
+    offers: &[Offer],
+) -> Result<Decision, Cause> {
     refusals(agreed, offers)?;
     let new_teams = multicast_teams(state, agreed, offers)?;
     let mut draft = Draft::new(state, agreed, offers);
@@ -92,14 +97,17 @@ fn refusals(agreed: &Agreed, offers: &[Offer]) -> Result<(), Cause> {
     if !by.is_empty() {
         return Err(Cause::Abandoned { by });
     }
-    let requests = |text: &dyn Fn(&Offer) -> String| (0u32..).zip(offers).map(|(lsa, o)| (peer(lsa), text(o))).collect();
+    let requests =
+        |text: &dyn Fn(&Offer) -> String| (0u32..).zip(offers).map(|(lsa, o)| (peer(lsa), text(o))).collect();
     if offers.iter().any(|o| o.group != offers[0].group) {
-        let requests = requests(&|o| o.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
+        let requests =
+            requests(&|o| o.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
         return Err(Cause::Mismatch { what: "the group's name".to_owned(), requests });
     }
     let longest = offers.iter().map(|o| o.tasks.len()).max().unwrap_or(0);
     for task in 0..longest {
-        let prints: Vec<Option<&Fingerprint>> = offers.iter().map(|o| o.tasks.get(task).map(|t| &t.print)).collect();
+        let prints: Vec<Option<&Fingerprint>> =
+            offers.iter().map(|o| o.tasks.get(task).map(|t| &t.print)).collect();
         if let Some(difference) = difference(&prints) {
             let requests =
                 requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| t.print.describe()));
@@ -157,16 +165,14 @@ impl<'a> Draft<'a> {
         }
         let head = tasks.iter().map(|t| t.head).max().unwrap_or(0);
         self.check_shifts(task, &tasks, head)?;
-        let key = Key(
-            tasks
-                .iter()
-                .zip(self.offers)
-                .map(|(t, o)| KeyPart {
-                    tokens: t.allocations.iter().map(|&a| o.allocations[a as usize].token).collect(),
-                    shift: head - t.head,
-                })
-                .collect(),
-        );
+        let key = Key(tasks
+            .iter()
+            .zip(self.offers)
+            .map(|(t, o)| KeyPart {
+                tokens: t.allocations.iter().map(|&a| o.allocations[a as usize].token).collect(),
+                shift: head - t.head,
+            })
+            .collect());
         let (memory, offset) = if let Some(id) = self.state.shared(&key) {
             (id, self.state.memories[&id].offset)
         } else if let Some(&index) = self.by_key.get(&key) {
@@ -218,7 +224,8 @@ impl<'a> Draft<'a> {
 
     /// Handles that other processes need and that came with no offer.
     fn missing(&self) -> Vec<Vec<Token>> {
-        let processes: BTreeSet<_> = self.agreed.lsa_ranks().into_iter().map(|r| self.agreed.process(r)).collect();
+        let processes: BTreeSet<_> =
+            self.agreed.lsa_ranks().into_iter().map(|r| self.agreed.process(r)).collect();
         if processes.len() == 1 {
             return vec![Vec::new(); self.offers.len()];
         }
@@ -277,7 +284,13 @@ pub(crate) fn wanted_teams(agreed: &Agreed, lsa: u32, print: &Fingerprint) -> Ve
     whole.into_iter().chain(teams).collect()
 }
 
-fn digest(state: &Replicated, seq: u64, draft: &Draft<'_>, missing: &[Vec<Token>], teams: &[Vec<u32>]) -> u64 {
+fn digest(
+    state: &Replicated,
+    seq: u64,
+    draft: &Draft<'_>,
+    missing: &[Vec<Token>],
+    teams: &[Vec<u32>],
+) -> u64 {
     let mut hash = Xxh3::new();
     let mut number = |n: u64| hash.update(&n.to_le_bytes());
     number(state.digest(seq));

@@ -11,9 +11,9 @@ use super::made::{Made, MappedMemory};
 use super::message::{Offer, Token};
 use super::prepare::{Prepared, attachment};
 use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
+use crate::device::abi;
 use crate::devr::core::Core;
 use crate::devr::owned::Held;
-use crate::device::abi;
 use crate::driver::range::{Reservation, runs};
 use crate::driver::{DeviceError, Event, Exported, Handle};
 use crate::error::{Fault, Misuse, Phase, Reason};
@@ -65,7 +65,10 @@ pub(crate) fn missing_handles(
     let mut exports = Vec::new();
     for token in &decision.missing[core.agreed.lsa_rank().index()] {
         let (handle, _) = prepared.own[token];
-        debug_assert!(made.peek().held.contains_key(&handle), "P-6: an exporter's handle lives until all have imported");
+        debug_assert!(
+            made.peek().held.contains_key(&handle),
+            "P-6: an exporter's handle lives until all have imported"
+        );
         match core.driver.export(handle) {
             Ok(exported) => exports.push(attachment(exported)),
             Err(error) => faults.push(Fault {
@@ -104,7 +107,16 @@ pub(crate) fn map(
         return Err(all(Reason::Descriptors { limit, need, got }));
     }
     let range = core.flat.range(&*core.driver).map_err(|e| all(e.into()))?;
-    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, imported: BTreeMap::new(), spans: Vec::new() };
+    let mut mapper = Mapper {
+        core,
+        made,
+        prepared,
+        decision,
+        arrived,
+        range: &range,
+        imported: BTreeMap::new(),
+        spans: Vec::new(),
+    };
     mapper.memories().map_err(all)?;
     for (address, size) in runs(std::mem::take(&mut mapper.spans)) {
         core.driver.set_access(address, size).map_err(|e| all(e.into()))?;
@@ -131,7 +143,10 @@ impl Mapper<'_> {
         let agreed = &self.core.agreed;
         let here = agreed.me().process;
         let foreign: Vec<LsaRank> = if agreed.imports() {
-            (0..agreed.lsa_size).map(LsaRank::new).filter(|&l| agreed.process(agreed.world_rank(l)) != here).collect()
+            (0..agreed.lsa_size)
+                .map(LsaRank::new)
+                .filter(|&l| agreed.process(agreed.world_rank(l)) != here)
+                .collect()
         } else {
             Vec::new()
         };
@@ -157,7 +172,9 @@ impl Mapper<'_> {
         match self.core.state().quarantined.iter().find(overlaps) {
             None => Ok(()),
             Some((o, s)) => Err(Misuse::Other {
-                what: format!("offset {offset:#x} overlaps {s} bytes at {o:#x} that could not be unmapped; try again"),
+                what: format!(
+                    "offset {offset:#x} overlaps {s} bytes at {o:#x} that could not be unmapped; try again"
+                ),
             }
             .into()),
         }

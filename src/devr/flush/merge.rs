@@ -65,7 +65,8 @@ fn mismatch(a: &Merged, b: &Merged) -> Option<Cause> {
         vec![(a.leader.clone(), text(&a.request)), (b.leader.clone(), text(&b.request))]
     };
     if a.request.group != b.request.group {
-        let requests = both(&|r| r.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
+        let requests =
+            both(&|r| r.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
         return Some(Cause::Mismatch { what: "the group's name".to_owned(), requests });
     }
     let longest = a.request.tasks.len().max(b.request.tasks.len());
@@ -99,7 +100,11 @@ fn worse(a: Cause, b: Cause) -> Cause {
             faults.extend(b);
             let mut seen: Vec<Fault> = Vec::new();
             faults.sort_by(|x, y| x.peer.cmp(&y.peer));
-            faults.into_iter().for_each(|fault| if !seen.contains(&fault) { seen.push(fault) });
+            faults.into_iter().for_each(|fault| {
+                if !seen.contains(&fault) {
+                    seen.push(fault)
+                }
+            });
             Cause::Refused { faults: seen }
         }
         (refused @ Cause::Refused { .. }, _) | (_, refused @ Cause::Refused { .. }) => refused,
@@ -132,7 +137,9 @@ mod tests {
     #[test]
     fn equal_requests_merge_to_success_and_differing_ones_name_both() {
         assert_eq!(join(team(0, &[1, 2], None), team(4, &[1, 2], None)).cause, None);
-        let Some(Cause::Mismatch { what, requests }) = join(team(4, &[1, 3], None), team(0, &[1, 2], None)).cause else {
+        let Some(Cause::Mismatch { what, requests }) =
+            join(team(4, &[1, 3], None), team(0, &[1, 2], None)).cause
+        else {
             panic!("a mismatch was expected");
         };
         assert_eq!(what, "the size of task 1");
@@ -142,7 +149,8 @@ mod tests {
 
     #[test]
     fn merging_is_idempotent_and_order_does_not_matter() {
-        let abandoned = |rank| Cause::Abandoned { by: vec![Peer::new(Rank::new(rank), ProcessId::new(0), "h", 1)] };
+        let abandoned =
+            |rank| Cause::Abandoned { by: vec![Peer::new(Rank::new(rank), ProcessId::new(0), "h", 1)] };
         let (a, b) = (team(0, &[1], Some(abandoned(1))), team(2, &[9], Some(abandoned(3))));
         let ab = join(a.clone(), b.clone());
         assert_eq!(ab, join(b.clone(), a.clone()));

@@ -146,7 +146,8 @@ impl Fingerprint {
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Window { size, flags, label } => {
-                let mut text = size.map_or("a window of any size".to_owned(), |s| format!("a window of {s} bytes"));
+                let mut text =
+                    size.map_or("a window of any size".to_owned(), |s| format!("a window of {s} bytes"));
                 if let Some(label) = label {
                     let _ = write!(text, " labelled `{label}`");
                 }

@@ -163,7 +163,8 @@ impl Flush {
                 let added = bind::add_devices(&self.core, &mut self.made, &decision, &arrived);
                 faults.extend(added.err().map(|reason| self.fault(Phase::Multicast, reason)));
             }
-            (faults, _) = self.exchange(round::MULTICAST, &decision, faults, &parcels_without(&self.core)).await?;
+            (faults, _) =
+                self.exchange(round::MULTICAST, &decision, faults, &parcels_without(&self.core)).await?;
             if !faults.is_empty() {
                 return self.refuse(world, faults).await;
             }
@@ -218,7 +219,8 @@ impl Flush {
 
     /// The verdict of the world, given that of this team.
     async fn conclude(&self, own: merge::Own, cause: Option<Cause>) -> Result<(), Stop> {
-        let cause = if self.core.agreed.teams() == 1 { cause } else { merge::merge(self, own, cause).await? };
+        let cause =
+            if self.core.agreed.teams() == 1 { cause } else { merge::merge(self, own, cause).await? };
         cause.map_or(Ok(()), |cause| Err(Stop::Cause(cause)))
     }
 
@@ -235,7 +237,11 @@ impl Flush {
         .await
     }
 
-    fn read_offers(&self, prepared: &Prepared, incoming: Vec<Incoming>) -> Result<(Vec<Offer>, map::Arrived), Stop> {
+    fn read_offers(
+        &self,
+        prepared: &Prepared,
+        incoming: Vec<Incoming>,
+    ) -> Result<(Vec<Offer>, map::Arrived), Stop> {
         let me = self.core.agreed.lsa_rank().index();
         let mut offers = Vec::with_capacity(incoming.len() + 1);
         let mut arrived = map::Arrived::default();

@@ -83,9 +83,11 @@ impl Prepared {
             let first = ranks[0];
             let others: Vec<_> = ranks.into_iter().filter(|&rank| rank != me).collect();
             let handles = |rank| {
-                let exports = if process != here && rank == first { self.exports.clone() } else { Vec::new() };
+                let exports =
+                    if process != here && rank == first { self.exports.clone() } else { Vec::new() };
                 let lsa = core.agreed.lsa_rank_of(rank).map(|lsa| lsa.get());
-                let objects = self.multicast.iter().filter(|(team, ..)| lsa.is_some_and(|l| team.contains(&l)));
+                let objects =
+                    self.multicast.iter().filter(|(team, ..)| lsa.is_some_and(|l| team.contains(&l)));
                 let objects = objects.filter_map(|(_, held, exported)| {
                     let value: Arc<dyn Any + Send + Sync> = Arc::clone(held) as _;
                     if process == here { Some(Attachment::Value(value)) } else { exported.clone() }
@@ -175,7 +177,8 @@ impl<'a> Draft<'a> {
                 (Vec::new(), 0, 0)
             }
         };
-        let allocations = allocations.into_iter().map(|(handle, size)| self.allocation(index, handle, size)).collect();
+        let allocations =
+            allocations.into_iter().map(|(handle, size)| self.allocation(index, handle, size)).collect();
         self.tasks.push(TaskOffer { print: request.fingerprint(), allocations, head, size });
         self.plans.push(plan);
     }
@@ -221,7 +224,8 @@ impl<'a> Draft<'a> {
     /// A device communicator's plan and its resource buffer.
     fn dev_comm(&mut self, requirements: &DevCommRequirements) -> Result<(Range, Plan), Reason> {
         let agreed = &self.core.agreed;
-        let multimem = requirements.wants_lsa_multimem() || requirements.teams().any(|(_, multimem)| multimem);
+        let multimem =
+            requirements.wants_lsa_multimem() || requirements.teams().any(|(_, multimem)| multimem);
         if multimem && !agreed.multicast {
             return Err(Reason::Unsupported {
                 what: "a multicast team".to_owned(),
@@ -311,8 +315,7 @@ impl<'a> Draft<'a> {
         let stride = usize::try_from(self.core.agreed.stride).unwrap_or(usize::MAX);
         let driver = Arc::clone(self.driver());
         let object = Arc::new(Held::new(&driver, driver.multicast_create(stride, team.len())?));
-        let exported =
-            if self.foreign { Some(attachment(driver.export(object.handle())?)) } else { None };
+        let exported = if self.foreign { Some(attachment(driver.export(object.handle())?)) } else { None };
         self.made.parts().objects.insert(team.to_vec(), Arc::clone(&object));
         self.multicast.push((team.to_vec(), object, exported));
         Ok(())
