@@ -59,7 +59,7 @@ pub(crate) enum CommMsg {
     /// From the bootstrap.
     Notice(Notice),
     /// Learn of the end of another rank's actor of this process.
-    Link(Addr<CommMsg>, Rank),
+    Link(Addr<Self>, Rank),
     /// Peers have sent more messages than the protocol allows.
     Overflow(String),
     /// Poll the job again.

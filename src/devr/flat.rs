@@ -110,12 +110,6 @@ impl FlatRange {
         self.inner.lock().leaked = true;
     }
 
-    /// Memories that are mapped here.
-    #[cfg(test)]
-    pub(crate) fn memories(&self) -> usize {
-        self.inner.lock().memories.len()
-    }
-
     /// A rank of the process has closed the communicator; the last one gives the range back.
     pub(crate) fn close(&self, driver: &dyn Driver) -> Vec<DeviceError> {
         let (range, attic) = {

@@ -1,5 +1,10 @@
 //! What the tests of the whole runtime share: worlds of ranks, driven from one thread or from one each.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 use std::sync::Arc;
 use std::time::Duration;

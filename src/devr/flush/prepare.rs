@@ -302,10 +302,12 @@ impl<'a> Draft<'a> {
         for (task, print) in prints.iter().enumerate() {
             for team in wanted_teams(&self.core.agreed, me, print) {
                 let known = self.state.replicated.multicast.contains(&team);
-                if team.first() == Some(&me) && !known && seen.insert(team.clone()) {
-                    if let Err(error) = self.multicast_object(&team) {
-                        self.refuse(Some(task), error.into());
-                    }
+                if team.first() == Some(&me)
+                    && !known
+                    && seen.insert(team.clone())
+                    && let Err(error) = self.multicast_object(&team)
+                {
+                    self.refuse(Some(task), error.into());
                 }
             }
         }
