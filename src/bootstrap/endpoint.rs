@@ -79,9 +79,10 @@ impl Endpoint {
         }
     }
 
-    /// Tells all other members that this rank has finished with the communicator.
-    pub fn goodbye(&self) {
-        self.tell_all(Kind::Goodbye, SightingKind::Goodbye, &Arc::from([]));
+    /// Tells all other members that this rank has finished with the communicator, having ended `batches` batches: it
+    /// takes part in no later one.
+    pub fn goodbye(&self, batches: u64) {
+        self.tell_all(Kind::Goodbye, SightingKind::Goodbye, Tag::new(batches, 0), &Arc::from([]));
     }
 
     /// Ends the communicator for all other members.
@@ -89,7 +90,8 @@ impl Endpoint {
         if body.len() > BODY_BYTES_MAX {
             return self.refuse(self.hub.process(), "an abort's reason is over the limit of a frame");
         }
-        self.tell_all(Kind::Abort, SightingKind::Abort, body);
+        let tag = self.last.lock().unwrap_or_default();
+        self.tell_all(Kind::Abort, SightingKind::Abort, tag, body);
     }
 
     /// How many rounds this rank took part in: sends under a tag other than the one before.
@@ -175,14 +177,13 @@ impl Endpoint {
         }
     }
 
-    fn tell_all(&self, kind: Kind, sighting: SightingKind, body: &Arc<[u8]>) {
-        let tag = self.last.lock().unwrap_or_default();
+    fn tell_all(&self, kind: Kind, sighting: SightingKind, tag: Tag, body: &Arc<[u8]>) {
         let (comm, from, here) = (self.comm, self.rank, self.hub.process());
         // Also with no other member here: it is noted that this rank is gone.
         let to = self.others.get(&here).map(Vec::as_slice).unwrap_or_default();
         let arrival = Arrival { comm, from, to, kind: sighting, tag, bytes: body.len() };
         let delivered = self.hub.shared().router.deliver(arrival, |_| match sighting {
-            SightingKind::Goodbye => Notice::Goodbye { from },
+            SightingKind::Goodbye => Notice::Goodbye { from, batches: tag.seq },
             _ => Notice::Abort { from, body: Arc::clone(body) },
         });
         debug_assert_eq!(delivered, Ok(()), "what stays in the process is not bounded");

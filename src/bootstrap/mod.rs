@@ -165,6 +165,8 @@ pub enum Notice {
     Goodbye {
         /// Who.
         from: Rank,
+        /// How many batches it has ended; it takes part in no later one.
+        batches: u64,
     },
     /// The process of these ranks died, or closed its connection without their goodbye.
     Lost {
@@ -192,7 +194,7 @@ pub struct Sighting {
     pub comm_name: String,
     /// The communicator.
     pub comm: CommId,
-    /// The tag of the message; the latest earlier one's for a goodbye or an abort.
+    /// The tag of the message; the latest earlier one's for an abort, the number of ended batches for a goodbye.
     pub tag: Tag,
     /// How long ago.
     pub ago: Duration,

@@ -72,8 +72,13 @@ pub(crate) struct Closing {
     pub(crate) slot: Slot,
     pub(crate) entry: Option<TableSlot>,
     pub(crate) memory: MemoryId,
-    /// The kernels of this rank that ran at the close: what they may see is not reused before they end.
+    /// The device address under which the window's sizes are kept, where they differ between ranks.
+    pub(crate) sizes: Option<u64>,
+    /// The kernels of this rank that may see it: those that ran at the close, then those that ran when its table entry
+    /// was withdrawn. Nothing of it is reused before they end.
     pub(crate) running: BTreeSet<u64>,
+    /// No kernel that begins now can find it.
+    pub(crate) withdrawn: bool,
     /// The buffer under it.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -119,10 +124,14 @@ struct Current {
     answers: Vec<Answer>,
     done: Option<Reply<Result<()>>>,
     timer: TimerId,
+    deadline: Time,
 }
 
 /// The close as an operation, for its deadline.
 const CLOSE: u64 = 0;
+
+/// A wait for other teams lasts at most this part of a deadline beyond it; see [`CommActor::grace`].
+const GRACE_DIVISOR: u32 = 4;
 
 /// Who awaits the close.
 type CloseReply = Reply<Result<Vec<DeviceError>>>;
@@ -250,7 +259,7 @@ impl CommActor {
         }
         if matches!(self.mode, Mode::Draining) && self.current.is_none() && self.queue.is_empty() {
             if let Some(endpoint) = self.core.endpoint() {
-                endpoint.goodbye();
+                endpoint.goodbye(self.core.rounds.seq());
             }
             self.begin_close(cx);
         }
@@ -269,7 +278,8 @@ impl CommActor {
         );
         self.core.board.begin(format!("batch {seq}{group}"), now);
         let job = Box::pin(flush(Arc::clone(&self.core), batch.work));
-        self.current = Some(Current { id, job, answers: batch.answers, done: batch.done, timer });
+        let Batch { answers, done, deadline, .. } = batch;
+        self.current = Some(Current { id, job, answers, done, timer, deadline });
         true
     }
 
@@ -359,7 +369,7 @@ impl CommActor {
     fn notice(&mut self, notice: Notice, cx: &mut Cx<'_, CommMsg>) {
         match notice {
             Notice::Message(incoming) => self.message(incoming, cx),
-            Notice::Goodbye { from } => self.core.rounds.goodbye(from),
+            Notice::Goodbye { from, batches } => self.core.rounds.goodbye(from, batches),
             Notice::Abort { from, body } => {
                 let by = self.core.agreed.world[from.index()].clone();
                 let cause = match decode(&body) {
@@ -404,12 +414,32 @@ impl CommActor {
         if !runs && !self.queue.iter().any(|queued| queued.id == id) {
             return;
         }
+        if let Some(until) = self.grace()
+            && cx.now() < until
+        {
+            cx.timer(until, CommMsg::Deadline(id));
+            return;
+        }
         let missing = self.core.rounds.waits().map(|waits| waits.missing).unwrap_or_default();
         let mut blocked = Vec::new();
         let missing: Vec<Missing> =
             missing.into_iter().map(|rank| self.missing(rank, &mut blocked)).collect();
         let after = self.core.deadline;
         self.fail(FailureCause::Deadline { after, missing, blocked }, Told::Nobody, cx);
+    }
+
+    /// Who waits for other teams' verdicts gives those who wait for the missing rank itself the time to fail first, by
+    /// its name: a leader in merge step k a little longer than one in the step before, and members longer than leaders.
+    fn grace(&self) -> Option<Time> {
+        let round = self.core.rounds.waits()?.round;
+        let steps = self.core.agreed.teams().next_power_of_two().trailing_zeros();
+        let level = match round {
+            round::VERDICT => steps + 1,
+            step if step >= round::MERGE => u32::from(step - round::MERGE) + 1,
+            _ => return None,
+        };
+        let grace = self.core.deadline / GRACE_DIVISOR * level / (steps + 1);
+        Some(self.current.as_ref()?.deadline + grace)
     }
 
     /// A rank that did not answer, and where it waits for this rank meanwhile.
@@ -450,16 +480,45 @@ impl CommActor {
 /// Closing.
 impl CommActor {
     fn close_window(&mut self, closing: Closing) {
-        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) || !self.core.kernels.ended(&closing.running)
-        {
+        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             self.deferred.push(closing);
-        } else {
-            self.retire(closing);
+        } else if let Some(waiting) = self.settle(closing) {
+            self.deferred.push(waiting);
+        }
+    }
+
+    /// Takes a closed window as far as the kernels that run allow; it comes back if it must wait for some.
+    fn settle(&self, mut closing: Closing) -> Option<Closing> {
+        if !self.core.kernels.ended(&closing.running) {
+            return Some(closing);
+        }
+        if !closing.withdrawn {
+            self.withdraw(&mut closing);
+            // A kernel that began after the close may have found the window until now.
+            closing.running = self.core.kernels.running();
+            if !closing.running.is_empty() {
+                return Some(closing);
+            }
+        }
+        self.retire(closing);
+        None
+    }
+
+    fn withdraw(&self, closing: &mut Closing) {
+        closing.withdrawn = true;
+        if let (Some(objects), Some(entry)) = (self.core.state().objects.as_mut(), closing.entry)
+            && let Err(error) = objects.withdraw(entry)
+        {
+            // It is tried again, and then reported, when the window is retired.
+            tracing::warn!(event = "window.withdraw_failed", comm = %self.core.agreed.name, %error);
         }
     }
 
     /// Nothing of this rank can see the window any more.
     fn retire(&self, closing: Closing) {
+        if let Some(address) = closing.sizes {
+            self.core.sizes.write().remove(&address);
+        }
         let mut state = self.core.state();
         if let Some(objects) = state.objects.as_mut()
             && let Err(error) = objects.retire(closing.slot, closing.entry)
@@ -478,11 +537,8 @@ impl CommActor {
         if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             return;
         }
-        let (ended, waiting) =
-            std::mem::take(&mut self.deferred).into_iter().partition(|c| self.core.kernels.ended(&c.running));
-        self.deferred = waiting;
-        let ended: Vec<Closing> = ended;
-        ended.into_iter().for_each(|closing| self.retire(closing));
+        let deferred = std::mem::take(&mut self.deferred);
+        self.deferred = deferred.into_iter().filter_map(|closing| self.settle(closing)).collect();
     }
 
     fn dropped(&mut self, cx: &mut Cx<'_, CommMsg>) {

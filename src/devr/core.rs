@@ -18,7 +18,7 @@ use super::flush::made::MulticastRange;
 use super::flush::message::{MemoryId, Token};
 use super::index::WindowIndex;
 use super::objects::Objects;
-use super::owned::{Held, release_all};
+use super::owned::{Binding, Held, release_all};
 use super::replicated::Replicated;
 use super::rounds::Rounds;
 use super::status::Board;
@@ -283,8 +283,8 @@ pub(crate) struct LocalMulticast {
     pub(crate) object: Arc<Held>,
     /// Where it is mapped.
     pub(crate) place: MulticastRange,
-    /// What is bound, by memory: where in the object, and how much.
-    pub(crate) bound: HashMap<MemoryId, Vec<(usize, usize)>>,
+    /// What is bound, by memory. It may outlive this rank's part of the memory: peers may still store to it.
+    pub(crate) bound: HashMap<MemoryId, Vec<Binding>>,
 }
 
 /// The names of this rank's allocations. A token lives while something refers to the allocation; none is used

@@ -185,7 +185,9 @@ impl Inner {
                 slot: resource.slot,
                 entry: None,
                 memory: resource.memory,
+                sizes: None,
                 running: self.core.kernels.running(),
+                withdrawn: true,
                 keep: None,
             });
         }

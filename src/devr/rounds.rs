@@ -24,8 +24,8 @@ struct Inner {
     /// The batch that runs, or the next one if none does.
     seq: u64,
     received: BTreeMap<(u64, u8), BTreeMap<Rank, Incoming>>,
-    /// Ranks that have said goodbye, in order of their goodbyes.
-    gone: Vec<Rank>,
+    /// Ranks that have said goodbye, in order of their goodbyes, and how many batches they have ended.
+    gone: Vec<(Rank, u64)>,
     /// What the job waits for.
     waits: Option<Waits>,
 }
@@ -39,6 +39,13 @@ pub(crate) struct Waits {
     pub(crate) round: u8,
     /// The ranks whose message is not there.
     pub(crate) missing: Vec<Rank>,
+}
+
+impl Inner {
+    /// Who said goodbye before it took part in the present batch.
+    fn gone(&self) -> Option<Rank> {
+        self.gone.iter().find(|&&(_, batches)| batches <= self.seq).map(|&(rank, _)| rank)
+    }
 }
 
 impl Rounds {
@@ -59,12 +66,17 @@ impl Rounds {
         }
     }
 
-    /// A peer has said goodbye; nothing comes from it after this.
-    pub(crate) fn goodbye(&self, from: Rank) {
+    /// A peer has said goodbye after `batches` batches; nothing comes from it after this.
+    pub(crate) fn goodbye(&self, from: Rank, batches: u64) {
         let mut inner = self.inner.lock();
-        if !inner.gone.contains(&from) {
-            inner.gone.push(from);
+        if inner.gone.iter().all(|&(rank, _)| rank != from) {
+            inner.gone.push((from, batches));
         }
+    }
+
+    /// A rank without which the present batch can never complete.
+    pub(crate) fn gone(&self) -> Option<Rank> {
+        self.inner.lock().gone()
     }
 
     /// The present batch has ended; the next one may be offered.
@@ -87,7 +99,7 @@ impl Rounds {
     }
 
     /// The messages of a round of the present batch from `from`, in that order, once all are there; the rank that
-    /// has said goodbye if one of them never will be.
+    /// has said goodbye if the batch can never complete: in a world of several teams it need not be one of `from`.
     pub(crate) fn gather(&self, round: u8, from: Vec<Rank>) -> Gather<'_> {
         Gather { rounds: self, round, from }
     }
@@ -115,7 +127,7 @@ impl Future for Gather<'_> {
             let mut all = inner.received.remove(&key).unwrap_or_default();
             return Poll::Ready(Ok(self.from.iter().filter_map(|rank| all.remove(rank)).collect()));
         }
-        if let Some(&rank) = inner.gone.iter().find(|rank| missing.contains(rank)) {
+        if let Some(rank) = inner.gone() {
             inner.waits = None;
             return Poll::Ready(Err(rank));
         }

@@ -280,7 +280,7 @@ impl Window {
         if lsa.get() >= core.agreed.lsa_size {
             let team = format!("an LSA team of {} ranks", core.agreed.lsa_size);
             return Err(Misuse::NotInTeam {
-                rank: Rank::new(core.agreed.lsa_range().start + lsa.get()),
+                rank: Rank::new(core.agreed.lsa_range().start.saturating_add(lsa.get())),
                 team,
             });
         }
@@ -318,14 +318,14 @@ impl Inner {
             return false;
         }
         self.core.index.remove(self.id());
-        if self.sizes.is_some() {
-            self.core.sizes.write().remove(&(self.place.struct_address as u64));
-        }
         self.core.tell_close(Closing {
             slot: self.place.slot,
             entry: self.place.entry,
             memory: self.place.memory,
+            // Kernels that can still find the window must know them.
+            sizes: self.sizes.is_some().then_some(self.place.struct_address as u64),
             running: self.core.kernels.running(),
+            withdrawn: self.place.entry.is_none(),
             keep: self.keep.lock().take(),
         });
         true
@@ -368,9 +368,12 @@ impl Window {
     /// Bytes `range` of the window.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`].
+    /// [`Misuse::OutOfRange`], [`Misuse::Other`] if the range ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice> {
-        let len = range.end.saturating_sub(range.start);
+        let Some(len) = range.end.checked_sub(range.start) else {
+            let what = format!("{}: the slice {range:?} ends before it starts", self.0.name());
+            return Err(Misuse::Other { what }.into());
+        };
         self.check_range(self.0.core.agreed.lsa_rank(), range.start, len)?;
         Ok(WindowSlice { window: self.clone(), range })
     }
