@@ -316,7 +316,7 @@ fn bug_10_success_is_never_told_before_there_is_a_window() {
         // A lone call gives a window too, or an error.
         std::thread::scope(|scope| {
             for (comm, buffer) in ranks.iter().zip(&buffers) {
-                scope.spawn(|| assert!(comm.register(buffer, WindowFlags::empty()).unwrap().is_open()));
+                scope.spawn(move || assert!(comm.register(buffer, WindowFlags::empty()).unwrap().is_open()));
             }
         });
         drop(windows);
