@@ -61,6 +61,7 @@ impl Endpoint {
         let before = self.last.lock().replace(tag);
         if before != Some(tag) {
             self.rounds.fetch_add(1, Ordering::Relaxed);
+            self.hub.shared().router.sends(self.comm, self.rank, tag);
         }
         for parcel in parcels {
             let Some(&first) = parcel.to.first() else { continue };

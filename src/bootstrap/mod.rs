@@ -198,6 +198,8 @@ pub struct Sighting {
     pub ago: Duration,
     /// What it was.
     pub kind: SightingKind,
+    /// Whether this rank has sent a message of the same round or a later one there. If not, the peer may wait for it.
+    pub answered: bool,
 }
 
 /// What a peer was last heard of by.

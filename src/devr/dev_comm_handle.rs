@@ -131,7 +131,7 @@ impl DevComm {
         kernel: impl Fn(&Kernel<'_>) -> Result<T> + Send + Sync + 'static,
     ) -> Result<KernelHandle<T>> {
         self.check_open()?;
-        Ok(device::launch(self.env(), blocks, kernel))
+        Ok(device::launch(self.env()?, blocks, kernel))
     }
 
     /// Runs a host kernel of one block in this thread.
@@ -140,25 +140,32 @@ impl DevComm {
     /// As [`DevComm::launch`], and what the kernel returns.
     pub fn run<T>(&self, kernel: impl FnOnce(&Kernel<'_>) -> Result<T>) -> Result<T> {
         self.check_open()?;
-        device::run_here(self.env(), kernel)
+        device::run_here(self.env()?, kernel)
     }
 
     fn check_open(&self) -> Result<()> {
         let core = &self.0.core;
         if self.0.closed.load(Ordering::Acquire) || core.closed.load(Ordering::Acquire) {
-            let what = format!("a device communicator of communicator `{}`", core.agreed.name);
-            return Err(Misuse::Closed { what }.into());
+            return Err(self.stale().into());
         }
         core.watch.error().map_or(Ok(()), Err)
     }
 
-    fn env(&self) -> device::KernelEnv {
+    fn stale(&self) -> Misuse {
+        Misuse::Closed {
+            what: format!("a device communicator of communicator `{}`", self.0.core.agreed.name),
+        }
+    }
+
+    /// What a kernel runs in. From here on the communicator's close waits for it.
+    fn env(&self) -> Result<device::KernelEnv> {
         let core = Arc::clone(&self.0.core);
-        let id = core.kernels.begin();
+        // Another thread may have closed the communicator since `check_open`.
+        let id = core.kernels.begin().ok_or_else(|| self.stale())?;
         // The kernel keeps its device communicator, and so its resource buffer, open.
         let this = self.clone();
         let sizes = Arc::clone(&core);
-        device::kernel::of_communicator(
+        Ok(device::kernel::of_communicator(
             self.0.device,
             Arc::clone(&core.watch),
             &core.agreed.name,
@@ -171,7 +178,7 @@ impl DevComm {
             if let Some(actor) = this.0.core.actor.upgrade() {
                 let _ = actor.control(CommMsg::KernelEnded);
             }
-        })
+        }))
     }
 }
 
@@ -185,7 +192,6 @@ impl Inner {
                 slot: resource.slot,
                 entry: None,
                 memory: resource.memory,
-                running: self.core.kernels.running(),
                 keep: None,
             });
         }

@@ -50,6 +50,11 @@ impl Objects {
         self.table.publish_all(self.stream, entries)
     }
 
+    /// Hides a closed window's entry from kernels that look for it from here on.
+    pub(crate) fn withdraw(&mut self, entry: TableSlot) -> Result<(), DeviceError> {
+        self.table.withdraw(self.stream, entry).map(drop)
+    }
+
     /// Takes a closed window away from kernels, for good: its entry, then its struct, then both slots.
     pub(crate) fn retire(&mut self, window: Slot, entry: Option<TableSlot>) -> Result<(), DeviceError> {
         if let Some(entry) = entry {

@@ -49,6 +49,11 @@ impl Rounds {
     pub(crate) fn deliver(&self, incoming: Incoming) -> Result<(), String> {
         let mut inner = self.inner.lock();
         let (seq, round) = (incoming.tag.seq, incoming.tag.round);
+        if !inner.gone.is_empty() && seq != inner.seq {
+            // A rank has finalized: no batch completes, and ranks that hear of it at different times count
+            // different numbers of batches.
+            return Ok(());
+        }
         if seq < inner.seq || seq > inner.seq + 1 {
             return Err(format!("a message of batch {seq} while this rank is at batch {}", inner.seq));
         }
@@ -65,6 +70,11 @@ impl Rounds {
         if !inner.gone.contains(&from) {
             inner.gone.push(from);
         }
+    }
+
+    /// The first rank that has said goodbye, as this rank knows.
+    pub(crate) fn gone(&self) -> Option<Rank> {
+        self.inner.lock().gone.first().copied()
     }
 
     /// The present batch has ended; the next one may be offered.

@@ -214,7 +214,7 @@ impl Window {
     /// As [`Window::peer_ptr`].
     pub fn read(&self, rank: Rank, offset: usize, to: &mut [u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
-        let _open = self.0.copies.read();
+        let _open = (self.0.core.copies.read(), self.0.copies.read());
         self.check_open()?;
         self.check_range(lsa, offset, to.len())?;
         self.0.place.view.read(self.lsa_address(lsa, offset), to)
@@ -226,7 +226,7 @@ impl Window {
     /// As [`Window::peer_ptr`].
     pub fn write(&self, rank: Rank, offset: usize, from: &[u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
-        let _open = self.0.copies.read();
+        let _open = (self.0.core.copies.read(), self.0.copies.read());
         self.check_open()?;
         self.check_range(lsa, offset, from.len())?;
         self.0.place.view.write(self.lsa_address(lsa, offset), from)
@@ -325,7 +325,6 @@ impl Inner {
             slot: self.place.slot,
             entry: self.place.entry,
             memory: self.place.memory,
-            running: self.core.kernels.running(),
             keep: self.keep.lock().take(),
         });
         true

@@ -122,9 +122,10 @@ impl Submitted {
     /// # Errors
     /// This value back, if some batch has not ended.
     pub fn wait_limit(mut self, limit: Duration) -> Result<Result<Vec<CommResult>, GroupError>, Self> {
-        for (sent, ended) in &mut self.sent {
+        // Each by its own runtime's clock, all from now.
+        let untils: Vec<_> = self.sent.iter().map(|(sent, _)| sent.comm.core.runtime.now() + limit).collect();
+        for ((sent, ended), until) in self.sent.iter_mut().zip(untils) {
             if ended.is_none() {
-                let until = sent.comm.core.runtime.now() + limit;
                 *ended = match sent.ticket.wait_until(until) {
                     Ok(outcome) => outcome,
                     Err(Lost) => Some(Err(sent.comm.lost())),
@@ -237,7 +238,10 @@ impl From<GroupError> for Error {
 
 impl Shared {
     /// The actor ended without an answer.
-    fn lost(&self) -> Error {
+    pub(crate) fn lost(&self) -> Error {
+        if let Some(error) = self.core.watch.error() {
+            return error;
+        }
         if self.core.closed.load(Ordering::Acquire) {
             return self.core.closed();
         }
