@@ -165,6 +165,8 @@ pub enum Notice {
     Goodbye {
         /// Who.
         from: Rank,
+        /// With what, opaque here.
+        body: Arc<[u8]>,
     },
     /// The process of these ranks died, or closed its connection without their goodbye.
     Lost {

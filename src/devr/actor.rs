@@ -72,6 +72,11 @@ pub(crate) struct Closing {
     pub(crate) slot: Slot,
     pub(crate) entry: Option<TableSlot>,
     pub(crate) memory: MemoryId,
+    /// The device address of its struct.
+    pub(crate) struct_address: u64,
+    /// The kernels of this rank that ran when its table entry was withdrawn: what they may see is not reused before
+    /// they end.
+    pub(crate) running: BTreeSet<u64>,
     /// The buffer under it.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -81,8 +86,8 @@ pub(crate) struct CommActor {
     core: Arc<Core>,
     queue: VecDeque<Queued>,
     current: Option<Current>,
-    /// Closed while these kernels ran: what they may see is not reused before they end.
-    deferred: Vec<(Closing, BTreeSet<u64>)>,
+    /// Closed while kernels ran.
+    deferred: Vec<Closing>,
     mode: Mode,
     operations: u64,
     /// Who awaits the close.
@@ -254,7 +259,7 @@ impl CommActor {
         }
         if matches!(self.mode, Mode::Draining) && self.current.is_none() && self.queue.is_empty() {
             if let Some(endpoint) = self.core.endpoint() {
-                endpoint.goodbye();
+                endpoint.goodbye(&encode(&self.core.rounds.seq()));
             }
             self.begin_close(cx);
         }
@@ -376,7 +381,13 @@ impl CommActor {
     fn notice(&mut self, notice: Notice, cx: &mut Cx<'_, CommMsg>) {
         match notice {
             Notice::Message(incoming) => self.message(incoming, cx),
-            Notice::Goodbye { from } => self.core.rounds.goodbye(from),
+            Notice::Goodbye { from, body } => match decode(&body) {
+                Ok(seq) => self.core.rounds.goodbye(from, seq),
+                Err(detail) => {
+                    let peer = self.core.agreed.world[from.index()].clone();
+                    self.fail(FailureCause::Protocol { peer, detail }, Told::Nobody, cx);
+                }
+            },
             Notice::Abort { from, body } => {
                 let by = self.core.agreed.world[from.index()].clone();
                 let cause = match decode(&body) {
@@ -467,24 +478,21 @@ impl CommActor {
 
 /// Closing.
 impl CommActor {
-    fn close_window(&mut self, closing: Closing) {
+    fn close_window(&mut self, mut closing: Closing) {
         if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
-            return self.deferred.push((closing, BTreeSet::new()));
+            self.deferred.push(closing);
+            return;
         }
-        let mut state = self.core.state();
-        if let (Some(objects), Some(entry)) = (state.objects.as_mut(), closing.entry)
+        if let (Some(entry), Some(objects)) = (closing.entry, self.core.state().objects.as_mut())
             && let Err(error) = objects.withdraw(entry)
         {
             self.undo_failed(&error);
         }
-        drop(state);
-        // After the withdrawal: a kernel that begins later does not find the window any more, but one that began
-        // since the owner closed it may have.
-        let running = self.core.kernels.running();
-        if running.is_empty() {
+        closing.running = self.core.kernels.running();
+        if closing.running.is_empty() {
             self.retire(closing);
         } else {
-            self.deferred.push((closing, running));
+            self.deferred.push(closing);
         }
     }
 
@@ -495,6 +503,9 @@ impl CommActor {
 
     /// Nothing of this rank can see the window any more.
     fn retire(&mut self, closing: Closing) {
+        self.core.sizes.write().remove(&closing.struct_address);
+        // Copies that began before the close are short; nothing is unmapped under them.
+        drop(self.core.copies.write());
         let mut state = self.core.state();
         if let Some(objects) = state.objects.as_mut()
             && let Err(error) = objects.retire(closing.slot, closing.entry)
@@ -502,7 +513,7 @@ impl CommActor {
             // Kernels may find it still, so its memory stays; tried again when a kernel or a batch has ended.
             self.undo_failed(&error);
             drop(state);
-            return self.deferred.push((closing, BTreeSet::new()));
+            return self.deferred.push(closing);
         }
         state.unuse(closing.memory, &self.core);
         self.core.board.committed(&state);
@@ -516,11 +527,10 @@ impl CommActor {
         if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             return;
         }
-        let (ended, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.deferred)
-            .into_iter()
-            .partition(|(_, running)| self.core.kernels.ended(running));
+        let (ended, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.deferred).into_iter().partition(|c| self.core.kernels.ended(&c.running));
         self.deferred = waiting;
-        ended.into_iter().for_each(|(closing, _)| self.retire(closing));
+        ended.into_iter().for_each(|closing| self.retire(closing));
     }
 
     fn dropped(&mut self, cx: &mut Cx<'_, CommMsg>) {
@@ -548,7 +558,6 @@ impl CommActor {
         self.clean = !matches!(self.mode, Mode::Failed(_));
         self.mode = Mode::Closing;
         self.core.closed.store(true, Ordering::Release);
-        self.core.kernels.close();
         drop(self.core.collectives.lock().take());
         let at = cx.now() + self.core.deadline;
         cx.timer(at, CommMsg::Deadline(CLOSE));
@@ -564,8 +573,6 @@ impl CommActor {
             return Flow::Continue;
         }
         let result = if running.is_empty() {
-            // Copies that began before `closed` was set; later ones see it.
-            drop(self.core.copies.write());
             Ok(close::close(&self.core, self.clean))
         } else {
             self.core.flat.leak();

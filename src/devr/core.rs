@@ -60,10 +60,11 @@ pub(crate) struct Core {
     pub(crate) deadline: Duration,
     /// The order of this rank's collectives, which share barriers.
     pub(crate) collective: Turns,
+    /// Safe copies hold it shared; who unmaps takes it alone for a moment, so that a copy never sees an address
+    /// that is gone.
+    pub(crate) copies: RwLock<()>,
     /// Host kernels of this rank that run.
     pub(crate) kernels: Kernels,
-    /// Safe copies through this rank's windows hold it shared; the close waits for them once.
-    pub(crate) copies: RwLock<()>,
     /// Where multicast objects of this rank's teams are mapped, by their LSA ranks, for the pointer getters.
     pub(crate) multicast_bases: Mutex<HashMap<Vec<u32>, usize>>,
     /// The collectives' own device communicator, once a window with `COLL_SYMMETRIC` has brought it along.
@@ -112,8 +113,8 @@ impl Core {
             runtime,
             deadline,
             collective: Turns::default(),
-            kernels: Kernels::default(),
             copies: RwLock::new(()),
+            kernels: Kernels::default(),
             multicast_bases: Mutex::new(HashMap::new()),
             collectives: Mutex::new(None),
             sizes: RwLock::new(HashMap::new()),
@@ -350,48 +351,31 @@ impl Tokens {
 /// The host kernels of a rank that run.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
-    inner: Mutex<Running>,
-}
-
-#[derive(Debug, Default)]
-struct Running {
-    /// Kernels that ever began.
-    begun: u64,
-    ids: BTreeSet<u64>,
-    /// The communicator closes: no further kernel begins.
-    closed: bool,
+    inner: Mutex<(u64, BTreeSet<u64>)>,
 }
 
 impl Kernels {
-    /// A kernel starts; `None` if the communicator closes.
-    pub(crate) fn begin(&self) -> Option<u64> {
+    /// A kernel starts.
+    pub(crate) fn begin(&self) -> u64 {
         let mut inner = self.inner.lock();
-        if inner.closed {
-            return None;
-        }
-        inner.begun += 1;
-        let id = inner.begun;
-        inner.ids.insert(id);
-        Some(id)
+        inner.0 += 1;
+        let id = inner.0;
+        inner.1.insert(id);
+        id
     }
 
     /// A kernel has ended.
     pub(crate) fn end(&self, id: u64) {
-        self.inner.lock().ids.remove(&id);
-    }
-
-    /// No further kernel begins: those that run are the last.
-    pub(crate) fn close(&self) {
-        self.inner.lock().closed = true;
+        self.inner.lock().1.remove(&id);
     }
 
     /// Those that run now.
     pub(crate) fn running(&self) -> BTreeSet<u64> {
-        self.inner.lock().ids.clone()
+        self.inner.lock().1.clone()
     }
 
     /// Whether none of these runs any more.
     pub(crate) fn ended(&self, ids: &BTreeSet<u64>) -> bool {
-        ids.is_disjoint(&self.inner.lock().ids)
+        ids.is_disjoint(&self.inner.lock().1)
     }
 }

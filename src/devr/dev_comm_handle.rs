@@ -1,5 +1,6 @@
 //! Device communicators: what kernels take to find windows, barriers and buffers.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,7 +131,6 @@ impl DevComm {
         blocks: u32,
         kernel: impl Fn(&Kernel<'_>) -> Result<T> + Send + Sync + 'static,
     ) -> Result<KernelHandle<T>> {
-        self.check_open()?;
         Ok(device::launch(self.env()?, blocks, kernel))
     }
 
@@ -139,33 +139,26 @@ impl DevComm {
     /// # Errors
     /// As [`DevComm::launch`], and what the kernel returns.
     pub fn run<T>(&self, kernel: impl FnOnce(&Kernel<'_>) -> Result<T>) -> Result<T> {
-        self.check_open()?;
         device::run_here(self.env()?, kernel)
     }
 
     fn check_open(&self) -> Result<()> {
         let core = &self.0.core;
         if self.0.closed.load(Ordering::Acquire) || core.closed.load(Ordering::Acquire) {
-            return Err(self.stale().into());
+            let what = format!("a device communicator of communicator `{}`", core.agreed.name);
+            return Err(Misuse::Closed { what }.into());
         }
         core.watch.error().map_or(Ok(()), Err)
     }
 
-    fn stale(&self) -> Misuse {
-        Misuse::Closed {
-            what: format!("a device communicator of communicator `{}`", self.0.core.agreed.name),
-        }
-    }
-
-    /// What a kernel runs in. From here on the communicator's close waits for it.
+    /// The kernel counts as running before it is known whether it may: a close either sees it or is seen by it.
     fn env(&self) -> Result<device::KernelEnv> {
         let core = Arc::clone(&self.0.core);
-        // Another thread may have closed the communicator since `check_open`.
-        let id = core.kernels.begin().ok_or_else(|| self.stale())?;
+        let id = core.kernels.begin();
         // The kernel keeps its device communicator, and so its resource buffer, open.
         let this = self.clone();
         let sizes = Arc::clone(&core);
-        Ok(device::kernel::of_communicator(
+        let env = device::kernel::of_communicator(
             self.0.device,
             Arc::clone(&core.watch),
             &core.agreed.name,
@@ -178,7 +171,9 @@ impl DevComm {
             if let Some(actor) = this.0.core.actor.upgrade() {
                 let _ = actor.control(CommMsg::KernelEnded);
             }
-        }))
+        });
+        self.check_open()?;
+        Ok(env)
     }
 }
 
@@ -192,6 +187,8 @@ impl Inner {
                 slot: resource.slot,
                 entry: None,
                 memory: resource.memory,
+                struct_address: resource.struct_address,
+                running: BTreeSet::new(),
                 keep: None,
             });
         }
