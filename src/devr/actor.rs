@@ -464,8 +464,8 @@ impl CommActor {
         if let Some(objects) = state.objects.as_mut()
             && let Err(error) = objects.retire(closing.slot, closing.entry)
         {
-            tracing::error!(event = "window.undo_failed", comm = %self.core.agreed.name, %error);
-            self.core.board.undo_failures(&[error]);
+            // Kernels may still find the window: its range must not become another's.
+            state.quarantine_memory(closing.memory, error, &self.core);
         }
         state.unuse(closing.memory, &self.core);
         self.core.board.committed(&state);
