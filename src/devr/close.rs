@@ -17,7 +17,7 @@ pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
     let mut state = core.state();
     let driver = &*core.driver;
     let mut errors = Vec::new();
-    for (_, local) in state.multicast.drain() {
+    for local in std::mem::take(&mut state.multicast).into_values() {
         for (at, size) in local.bound.into_values().flatten() {
             errors.extend(driver.multicast_unbind(local.object.handle(), at, size).err());
         }
@@ -26,7 +26,7 @@ pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
     }
     core.multicast_bases.lock().clear();
     let memories: Vec<(MemoryId, Vec<Arc<Held>>)> =
-        state.memories.drain().map(|(id, memory)| (id, memory.held)).collect();
+        std::mem::take(&mut state.memories).into_iter().map(|(id, memory)| (id, memory.held)).collect();
     for (id, held) in memories {
         if clean {
             errors.extend(core.flat.retire(id, driver));

@@ -4,7 +4,7 @@
 //! actor's own: it sits behind a lock only because the job, polled by the same actor, needs it too; nobody else
 //! takes that lock, so it is never contended, and no guard lives across an await.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -181,9 +181,9 @@ pub(crate) struct State {
     /// The names of this rank's allocations.
     pub(crate) tokens: Tokens,
     /// This rank's part of every memory that it has not retired.
-    pub(crate) memories: HashMap<MemoryId, LocalMemory>,
+    pub(crate) memories: BTreeMap<MemoryId, LocalMemory>,
     /// This rank's part of multicast objects, by their team's LSA ranks.
-    pub(crate) multicast: HashMap<Vec<u32>, LocalMulticast>,
+    pub(crate) multicast: BTreeMap<Vec<u32>, LocalMulticast>,
     /// Retired since the last offer.
     pub(crate) retired: Vec<MemoryId>,
     /// Quarantined (offset, span) since the last offer.
@@ -192,8 +192,6 @@ pub(crate) struct State {
     pub(crate) offered: bool,
     /// Memories whose last window closed while an offer was out.
     pub(crate) idle: BTreeSet<MemoryId>,
-    /// Bytes of each stride that this rank has ever quarantined.
-    pub(crate) quarantined_bytes: u64,
 }
 
 impl State {
@@ -202,13 +200,12 @@ impl State {
             replicated: Replicated::new(agreed.stride, agreed.lsa_rank().get()),
             objects: None,
             tokens: Tokens::default(),
-            memories: HashMap::new(),
-            multicast: HashMap::new(),
+            memories: BTreeMap::new(),
+            multicast: BTreeMap::new(),
             retired: Vec::new(),
             quarantined: Vec::new(),
             offered: false,
             idle: BTreeSet::new(),
-            quarantined_bytes: 0,
         }
     }
 
@@ -247,8 +244,22 @@ impl State {
             ?errors
         );
         self.quarantined.push((offset, span));
-        self.quarantined_bytes += span;
-        core.board.quarantined(self.quarantined_bytes, errors);
+        core.board.undo_failures(errors);
+        core.board.committed(self);
+    }
+
+    /// Bytes of each stride that are out for good: those that all ranks know of, and what this rank's next offer
+    /// will tell.
+    pub(crate) fn quarantined_bytes(&self) -> u64 {
+        if self.quarantined.is_empty() {
+            return self.replicated.space.quarantined_bytes();
+        }
+        let mut space = self.replicated.space.clone();
+        for &(offset, span) in &self.quarantined {
+            // What this rank took out lay in the space.
+            let _ = space.quarantine(offset, span);
+        }
+        space.quarantined_bytes()
     }
 
     fn retire(&mut self, id: MemoryId, core: &Core) {
@@ -288,7 +299,7 @@ pub(crate) struct LocalMulticast {
     /// Where it is mapped.
     pub(crate) place: MulticastRange,
     /// What is bound, by memory: where in the object, and how much.
-    pub(crate) bound: HashMap<MemoryId, Vec<(usize, usize)>>,
+    pub(crate) bound: BTreeMap<MemoryId, Vec<(usize, usize)>>,
 }
 
 /// The names of this rank's allocations. A token lives while something refers to the allocation; none is used

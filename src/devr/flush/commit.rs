@@ -1,6 +1,6 @@
 //! Step 6 of the flush: the one place where a batch changes what outlives it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::decide::{Decision, NewMemory, Placement};
@@ -131,7 +131,7 @@ fn take_over(
         let MulticastRange { range, .. } = &place;
         core.multicast_bases.lock().insert(team.clone(), range.base());
         if let Some(object) = objects.remove(&team) {
-            state.multicast.insert(team, LocalMulticast { object, place, bound: HashMap::new() });
+            state.multicast.insert(team, LocalMulticast { object, place, bound: BTreeMap::new() });
         }
     }
     for bound in parts.bound {

@@ -4,7 +4,7 @@
 //! committed what this rank could not, so nothing is undone and everything goes to the flat range's attic until
 //! the last rank of the process has closed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::devr::core::{Core, State};
@@ -14,7 +14,7 @@ use crate::devr::table::TableSlot;
 use crate::driver::range::{Mapped, Reservation, unmap_all};
 use crate::driver::{DeviceError, Driver, Handle};
 
-use super::message::MemoryId;
+use super::message::{MemoryId, Token};
 
 /// What a batch has made so far.
 #[derive(Debug)]
@@ -23,21 +23,25 @@ pub(crate) struct Made {
     parts: Option<Parts>,
 }
 
-/// The things themselves.
+/// The things themselves. Ordered, so that they are undone in the same order each time.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     /// One reference to each allocation under the batch's tasks, each with one reference to its token.
-    pub(crate) held: HashMap<Handle, Arc<Held>>,
+    pub(crate) held: BTreeMap<Handle, Arc<Held>>,
     /// What this rank mapped for each new memory.
     pub(crate) mapped: Vec<MappedMemory>,
+    /// Allocations of other processes, each imported once, until all are mapped. By LSA rank and token.
+    pub(crate) imported: BTreeMap<(u32, Token), Held>,
     /// Window structs.
     pub(crate) windows: Vec<Slot>,
     /// Table entries.
     pub(crate) entries: Vec<TableSlot>,
     /// Multicast objects made or imported, by their team.
-    pub(crate) objects: HashMap<Vec<u32>, Arc<Held>>,
+    pub(crate) objects: BTreeMap<Vec<u32>, Arc<Held>>,
     /// Where new multicast objects are mapped.
-    pub(crate) multicast_ranges: HashMap<Vec<u32>, MulticastRange>,
+    pub(crate) multicast_ranges: BTreeMap<Vec<u32>, MulticastRange>,
+    /// Undo calls that have failed on the way, to be reported with those of the end.
+    pub(crate) undo: Vec<DeviceError>,
     /// What was bound in this batch.
     pub(crate) bound: Vec<Bound>,
 }
@@ -48,6 +52,8 @@ pub(crate) struct MappedMemory {
     pub(crate) id: MemoryId,
     pub(crate) offset: u64,
     pub(crate) span: u64,
+    /// This rank's allocations in it.
+    pub(crate) own: Vec<Handle>,
     pub(crate) mapped: Vec<Mapped>,
 }
 
@@ -103,21 +109,36 @@ impl Made {
     pub(crate) fn undo(&mut self) -> Vec<DeviceError> {
         let Some(mut parts) = self.parts.take() else { return Vec::new() };
         let core = Arc::clone(&self.core);
-        let mut errors = undo_multicast(&core, &mut parts);
+        let mut errors = std::mem::take(&mut parts.undo);
+        errors.extend(undo_multicast(&core, &mut parts));
+        let imported = std::mem::take(&mut parts.imported).into_values();
+        errors.extend(imported.filter_map(|held| held.release().err()));
         let mut state = core.state();
+        if let Some(objects) = state.objects.as_mut() {
+            objects.forget(&parts.windows, &parts.entries);
+            errors.extend(objects.take_undo_errors());
+        }
+        core.board.undo_failures(&errors);
+        let mut stuck: BTreeMap<Handle, DeviceError> = BTreeMap::new();
+        for (handle, held) in std::mem::take(&mut parts.held) {
+            state.tokens.unuse(handle);
+            if let Some(error) = release_all([held]).pop() {
+                stuck.insert(handle, error);
+            }
+        }
+        // Each release that failed is reported once, with the first range that it keeps from coming back.
         for memory in std::mem::take(&mut parts.mapped) {
-            let failed = unmap_all(&*core.driver, memory.mapped);
+            let mut failed = unmap_all(&*core.driver, memory.mapped);
+            failed.extend(memory.own.iter().filter_map(|handle| stuck.remove(handle)));
             if !failed.is_empty() {
                 state.quarantine(memory.offset, memory.span, &failed, &core);
                 errors.extend(failed);
             }
         }
-        if let Some(objects) = state.objects.as_mut() {
-            objects.forget(&parts.windows, &parts.entries);
-        }
-        let failed = release_held(&mut state, parts.held);
-        core.board.undo_failures(&failed);
-        errors.extend(failed);
+        let loose: Vec<DeviceError> = stuck.into_values().collect();
+        core.board.undo_failures(&loose);
+        errors.extend(loose);
+        core.board.committed(&state);
         errors
     }
 }
@@ -131,21 +152,23 @@ impl Drop for Made {
 }
 
 /// Gives back a batch's own references to allocations.
-pub(crate) fn release_held(state: &mut State, held: HashMap<Handle, Arc<Held>>) -> Vec<DeviceError> {
+pub(crate) fn release_held(state: &mut State, held: BTreeMap<Handle, Arc<Held>>) -> Vec<DeviceError> {
     for &handle in held.keys() {
         state.tokens.unuse(handle);
     }
     release_all(held.into_values())
 }
 
-/// Unbinds, unmaps and frees the multicast objects of the batch; their references go with `parts`.
+/// Unbinds, unmaps and frees the multicast objects of the batch.
 fn undo_multicast(core: &Core, parts: &mut Parts) -> Vec<DeviceError> {
     let mut errors = Vec::new();
-    for bound in parts.bound.iter().rev() {
+    for bound in parts.bound.drain(..).rev() {
         errors.extend(core.driver.multicast_unbind(bound.object.handle(), bound.at, bound.size).err());
     }
-    for (_, range) in parts.multicast_ranges.drain() {
+    for range in std::mem::take(&mut parts.multicast_ranges).into_values() {
         errors.extend(range.close(&*core.driver));
     }
+    // Ranks of one process share the reference: the last one gives it back.
+    errors.extend(release_all(std::mem::take(&mut parts.objects).into_values()));
     errors
 }

@@ -6,6 +6,7 @@
 //! differ between teams, so no digests are compared here; what must be equal are the requests, and who merges two
 //! that differ keeps both, at the first task where they do.
 
+use super::decide::{NUMBER, differing};
 use super::message::{Fingerprint, Merged, Offer, Request, round};
 use super::{Flush, Stop};
 use crate::bootstrap::Parcel;
@@ -73,10 +74,10 @@ fn mismatch(a: &Merged, b: &Merged) -> Option<Cause> {
     (0..longest).find_map(|task| {
         let difference = match (a.request.tasks.get(task), b.request.tasks.get(task)) {
             (Some(x), Some(y)) => x.difference(y),
-            _ => Some("number"),
+            _ => Some(NUMBER),
         }?;
         let requests = both(&|r| r.tasks.get(task).map_or("nothing".to_owned(), Fingerprint::describe));
-        Some(Cause::Mismatch { what: format!("the {difference} of task {task}"), requests })
+        Some(Cause::Mismatch { what: differing(difference, task), requests })
     })
 }
 
