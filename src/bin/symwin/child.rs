@@ -36,10 +36,12 @@ pub(crate) enum Event {
 
 /// Does its part of the job. What goes wrong with a rank is told on standard output and is no error here.
 pub(crate) fn run() -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("asking to end with the program that started this")?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("asking to end with the program that started this")?;
     let mut order = String::new();
     io::stdin().read_to_string(&mut order)?;
-    let order: Order = serde_json::from_str(&order).context("this command is only for `symwin run` itself to use")?;
+    let order: Order =
+        serde_json::from_str(&order).context("this command is only for `symwin run` itself to use")?;
     // It may have ended before the signal was asked for.
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
     ensure!(parent == Some(order.parent), "the program that started this is gone");

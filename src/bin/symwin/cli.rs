@@ -135,7 +135,8 @@ impl RunArgs {
         let bytes = self.bytes.unwrap_or(4 << 20);
         let element = DType::F32.size_bytes() as u64;
         if bytes == 0 || !bytes.is_multiple_of(element) {
-            let what = format!("--bytes {bytes} is no positive multiple of {element}, the size of one f32 element");
+            let what =
+                format!("--bytes {bytes} is no positive multiple of {element}, the size of one f32 element");
             refuse(ErrorKind::ValueValidation, &what);
         }
         bytes

@@ -20,13 +20,15 @@ pub(crate) struct RankError {
 
 impl RankError {
     pub(crate) fn new(rank: Option<u32>, phase: Phase, error: &anyhow::Error) -> Self {
-        let echo = matches!(error.downcast_ref(), Some(symwin::Error::Failed(_) | symwin::Error::Finalized { .. }));
+        let echo =
+            matches!(error.downcast_ref(), Some(symwin::Error::Failed(_) | symwin::Error::Finalized { .. }));
         Self { rank, phase, message: format!("{error:#}"), echo }
     }
 
     pub(crate) fn panicked(rank: u32, panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        let text =
+            text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         let message = format!("a bug in symwin, please report it: {text}");
         Self { rank: Some(rank), phase: Phase::Bootstrap, message, echo: false }
     }
@@ -64,7 +66,8 @@ fn message(deaths: &[String], errors: &[RankError], echoes: usize) -> anyhow::Er
                 .filter(|other| other.message == error.message && other.rank != error.rank)
                 .filter_map(|other| other.rank.map(|rank| rank.to_string()))
                 .collect();
-            let also = if same.is_empty() { String::new() } else { format!(" (also rank {})", same.join(", ")) };
+            let also =
+                if same.is_empty() { String::new() } else { format!(" (also rank {})", same.join(", ")) };
             lines.push(format!("{error}{also}"));
         }
     }
@@ -85,7 +88,11 @@ mod tests {
 
     #[test]
     fn the_cause_is_told_and_its_echoes_are_counted() {
-        let errors = vec![error(0, "rank 1 is lost", true), error(1, "no memory", false), error(2, "rank 1 is lost", true)];
+        let errors = vec![
+            error(0, "rank 1 is lost", true),
+            error(1, "no memory", false),
+            error(2, "rank 1 is lost", true),
+        ];
         let told = combine(&[], errors).to_string();
         assert_eq!(told, "rank 1, register (group): no memory\n  2 other ranks noticed and ended");
     }

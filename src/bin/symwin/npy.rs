@@ -51,7 +51,10 @@ impl Header {
         let data_offset = (start.len() + length_bytes + text.len()) as u64;
         let header = Parser { rest: text }.header(data_offset)?;
         if header.len_bytes().is_none() {
-            return Err(Malformed(format!("an array of shape {} has more bytes than can be counted", header.shown_shape())));
+            return Err(Malformed(format!(
+                "an array of shape {} has more bytes than can be counted",
+                header.shown_shape()
+            )));
         }
         Ok(header)
     }
@@ -59,8 +62,11 @@ impl Header {
     /// The same header as a file's first bytes, padded to a multiple of 64.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let fortran = if self.fortran_order { "True" } else { "False" };
-        let dictionary =
-            format!("{{'descr': '{}', 'fortran_order': {fortran}, 'shape': {}, }}", self.descr(), self.shown_shape());
+        let dictionary = format!(
+            "{{'descr': '{}', 'fortran_order': {fortran}, 'shape': {}, }}",
+            self.descr(),
+            self.shown_shape()
+        );
         // Magic, version, a length of two bytes, the text, its newline. The reader's bound on the text holds here too.
         let unpadded = MAGIC.len() + 2 + 2 + dictionary.len() + 1;
         let padding = unpadded.next_multiple_of(64) - unpadded;
@@ -167,7 +173,12 @@ impl<'a> Parser<'a> {
                 "descr" => descr.replace(self.descr()?).is_some(),
                 "fortran_order" => fortran_order.replace(self.truth()?).is_some(),
                 "shape" => shape.replace(self.shape()?).is_some(),
-                _ => return Err(Malformed(format!("its header has a key that is not known, `{}`", short(key)))),
+                _ => {
+                    return Err(Malformed(format!(
+                        "its header has a key that is not known, `{}`",
+                        short(key)
+                    )));
+                }
             };
             if twice {
                 return Err(Malformed(format!("its header has `{key}` twice")));
@@ -195,7 +206,10 @@ impl<'a> Parser<'a> {
         }
         let descr = self.string()?;
         let unsupported = || {
-            Malformed(format!("its elements are of type `{}`, which is not supported; {SUPPORTED} are", short(descr)))
+            Malformed(format!(
+                "its elements are of type `{}`, which is not supported; {SUPPORTED} are",
+                short(descr)
+            ))
         };
         let order = descr.chars().next().filter(|order| "<>=|".contains(*order)).ok_or_else(unsupported)?;
         let code = &descr[1..];
@@ -235,7 +249,9 @@ impl<'a> Parser<'a> {
         self.skip_blanks();
         let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at(end);
-        let length = digits.parse().map_err(|_| Malformed(format!("its shape has no length at `{}`", short(self.rest))))?;
+        let length = digits
+            .parse()
+            .map_err(|_| Malformed(format!("its shape has no length at `{}`", short(self.rest))))?;
         // Python 2 wrote long integers as `3L`.
         self.rest = rest.strip_prefix('L').unwrap_or(rest);
         Ok(length)
@@ -324,10 +340,14 @@ mod tests {
             assert_eq!(header.data_offset, file(version, text).len() as u64);
         }
         let other = read("{\"shape\":(7L,),\"fortran_order\":False,\"descr\":\"|u1\"}").unwrap();
-        assert_eq!((other.dtype, other.shape.as_slice(), other.elements()), (DType::U8, [7].as_slice(), Some(7)));
+        assert_eq!(
+            (other.dtype, other.shape.as_slice(), other.elements()),
+            (DType::U8, [7].as_slice(), Some(7))
+        );
         let zero = read("{'descr': '<i4', 'fortran_order': False, 'shape': (), }").unwrap();
         assert_eq!((zero.elements(), zero.len_bytes()), (Some(1), Some(4)));
-        let empty = read("{'descr': '<i4', 'fortran_order': False, 'shape': (9, 0, 18446744073709551615), }").unwrap();
+        let empty = read("{'descr': '<i4', 'fortran_order': False, 'shape': (9, 0, 18446744073709551615), }")
+            .unwrap();
         assert_eq!(empty.len_bytes(), Some(0));
     }
 
@@ -337,7 +357,8 @@ mod tests {
             for shape in [vec![], vec![0], vec![5], vec![2, 3], vec![1; 32]] {
                 for (big_endian, fortran_order) in [(false, false), (true, true)] {
                     let big_endian = big_endian && dtype.size_bytes() > 1;
-                    let header = Header { dtype, big_endian, fortran_order, shape: shape.clone(), data_offset: 0 };
+                    let header =
+                        Header { dtype, big_endian, fortran_order, shape: shape.clone(), data_offset: 0 };
                     let bytes = header.to_bytes();
                     assert_eq!(bytes.len() % 64, 0);
                     let again = Header::read(&mut bytes.as_slice()).unwrap();
@@ -352,8 +373,13 @@ mod tests {
     fn malformed_headers_are_refused_in_words() {
         assert!(wrong("{'descr': '<f4', 'fortran_order': False, }").contains("no `shape`"));
         assert!(wrong("{'descr': '<f4', 'descr': '<f4', }").contains("twice"));
-        assert!(wrong("{'descr': '<f4', 'fortran_order': Perhaps, 'shape': (), }").contains("`False` at `Perhaps"));
-        assert!(wrong("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }").contains("no length at `-1"));
+        assert!(
+            wrong("{'descr': '<f4', 'fortran_order': Perhaps, 'shape': (), }")
+                .contains("`False` at `Perhaps")
+        );
+        assert!(
+            wrong("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }").contains("no length at `-1")
+        );
         assert!(wrong("{'descr': '<f4', 'fortran_order': False, 'shape': (1,) }x").contains("goes on"));
         assert!(wrong("{'shape': (99999999999999999999,)}").contains("no length"));
         assert!(wrong("{'colour': 'red'}").contains("`colour`"));
@@ -383,10 +409,14 @@ mod tests {
         for end in 0..whole.len() {
             assert!(Header::read(&mut &whole[..end]).is_err(), "{end} bytes");
         }
-        assert!(Header::read(&mut b"PK\x03\x04 a zip file".as_slice()).unwrap_err().to_string().contains("magic"));
+        assert!(
+            Header::read(&mut b"PK\x03\x04 a zip file".as_slice()).unwrap_err().to_string().contains("magic")
+        );
         assert!(Header::read(&mut file(9, "{}").as_slice()).unwrap_err().to_string().contains("version 9.0"));
         let long = [MAGIC.as_slice(), &[2, 0], &u32::MAX.to_le_bytes()].concat();
-        assert!(Header::read(&mut long.as_slice()).unwrap_err().to_string().contains("4294967295 bytes long"));
+        assert!(
+            Header::read(&mut long.as_slice()).unwrap_err().to_string().contains("4294967295 bytes long")
+        );
     }
 
     #[test]

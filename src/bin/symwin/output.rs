@@ -33,7 +33,8 @@ impl Output {
         let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         ensure!(!target.is_dir(), "it is a directory");
         let directory = directory(&target);
-        let found = fs::metadata(&directory).with_context(|| format!("its directory {}", directory.display()))?;
+        let found =
+            fs::metadata(&directory).with_context(|| format!("its directory {}", directory.display()))?;
         ensure!(found.is_dir(), "{} is no directory", directory.display());
         access(&directory, Access::WRITE_OK | Access::EXEC_OK)
             .with_context(|| format!("nothing can be written in {}", directory.display()))?;
@@ -55,7 +56,9 @@ impl Output {
         fs::rename(&self.temporary, &self.target).with_context(|| format!("putting {shown} in its place"))?;
         // The name is on the disk once its directory is.
         let directory = directory(&self.target);
-        File::open(&directory).and_then(|directory| directory.sync_all()).with_context(|| directory.display().to_string())
+        File::open(&directory)
+            .and_then(|directory| directory.sync_all())
+            .with_context(|| directory.display().to_string())
     }
 }
 

@@ -51,7 +51,8 @@ mod tests {
 
     #[test]
     fn ranks_windows_and_places_differ() {
-        let start = |rank, window, from: u64| (from..from + 16).map(|i| value(rank, window, i)).collect::<Vec<_>>();
+        let start =
+            |rank, window, from: u64| (from..from + 16).map(|i| value(rank, window, i)).collect::<Vec<_>>();
         let mut starts = Vec::new();
         for rank in 0..8 {
             for window in 0..8 {

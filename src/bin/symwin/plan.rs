@@ -104,8 +104,13 @@ mod tests {
 
     #[test]
     fn a_job_travels_as_json_whatever_its_paths_are() {
-        let header =
-            Header { dtype: DType::F16, big_endian: true, fortran_order: true, shape: vec![2, 3], data_offset: 128 };
+        let header = Header {
+            dtype: DType::F16,
+            big_endian: true,
+            fortran_order: true,
+            shape: vec![2, 3],
+            data_offset: 128,
+        };
         let path = PathBuf::from(OsStr::from_bytes(b"no text \xff.npy"));
         let inputs = vec![Input { path: path.clone(), header }];
         let job = Job { ranks: 1, op: ReduceOp::Mean, data: Data::Arrays { inputs, result: path } };

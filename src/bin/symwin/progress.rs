@@ -25,7 +25,8 @@ impl Bar {
         }
         let style = ProgressStyle::with_template("{msg:16} {wide_bar} {percent:>3} %  {elapsed}");
         let style = style.expect("the template is a valid one").progress_chars("=> ");
-        let bar = ProgressBar::new(job.work_bytes()).with_style(style).with_message(Phase::Bootstrap.to_string());
+        let bar =
+            ProgressBar::new(job.work_bytes()).with_style(style).with_message(Phase::Bootstrap.to_string());
         bar.enable_steady_tick(Duration::from_millis(100));
         Self(bar)
     }

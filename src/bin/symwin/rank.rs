@@ -163,7 +163,8 @@ impl Run<'_> {
                 buffer.read(at, part)?;
                 digest.update(part);
                 if let Some(expected) = &expected {
-                    compare(part, at, expected).with_context(|| format!("window {window} of rank {}", self.rank))?;
+                    compare(part, at, expected)
+                        .with_context(|| format!("window {window} of rank {}", self.rank))?;
                 }
                 self.progress.tell(Phase::Check, len as u64);
             }

@@ -115,6 +115,9 @@ mod tests {
         let reports = [report(0, 5, 2), report(1, 9, 2), report(2, 7, 3)];
         let json = Report::new(&job, Some(2), &reports, Duration::from_micros(20), None).to_json();
         assert_eq!(json["phases"], json!({ "register": 9 }));
-        assert_eq!((&json["rounds_group"], &json["processes"], &json["mode"]), (&json!(3), &json!(2), &json!("mixed")));
+        assert_eq!(
+            (&json["rounds_group"], &json["processes"], &json["mode"]),
+            (&json!(3), &json!(2), &json!("mixed"))
+        );
     }
 }

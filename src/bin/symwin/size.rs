@@ -98,7 +98,9 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "MiB", "4XiB", "4MiBs", "-4", "1.", "1.5", "0.3K", ".5K", "1e6", "0x10", "4M4", "17TiBB", "ä"] {
+        for text in [
+            "", "MiB", "4XiB", "4MiBs", "-4", "1.", "1.5", "0.3K", ".5K", "1e6", "0x10", "4M4", "17TiBB", "ä",
+        ] {
             let refused = parse_bytes(text).unwrap_err();
             assert!(refused.contains("no size"), "{text}: {refused}");
         }

@@ -22,7 +22,12 @@ use crate::rank::RankReport;
 
 /// Does the job in processes of `each` ranks, fewer in the last. `silence` is the longest that no child at all may say
 /// anything.
-pub(crate) fn run(job: &Job, each: u32, silence: Duration, progress: &dyn Progress) -> anyhow::Result<Vec<RankReport>> {
+pub(crate) fn run(
+    job: &Job,
+    each: u32,
+    silence: Duration,
+    progress: &dyn Progress,
+) -> anyhow::Result<Vec<RankReport>> {
     let rendezvous = rendezvous()?;
     let (said, hears) = unbounded();
     let mut children = Children(Vec::new());
@@ -144,7 +149,9 @@ impl ChildProcess {
             (Some(signal), ..) => Some(format!("{name}, pid {pid}, was killed by {}", show_signal(signal))),
             (None, Some(0), Some(Ok(_))) | (None, Some(1), Some(Err(_))) => None,
             (None, Some(0), None) => Some(format!("{name}, pid {pid}, ended without a result")),
-            (None, code, _) => Some(format!("{name}, pid {pid}, ended with exit status {}", code.unwrap_or(-1))),
+            (None, code, _) => {
+                Some(format!("{name}, pid {pid}, ended with exit status {}", code.unwrap_or(-1)))
+            }
         }
     }
 }
@@ -218,7 +225,7 @@ fn show_signal(signal: i32) -> String {
 }
 
 /// How long the others may take to notice that one has failed, and a child to end after its last word.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(5);
 
 const SIGNALS: [(i32, &str); 9] = [
     (1, " (SIGHUP)"),

@@ -12,16 +12,20 @@ pub(crate) fn print(report: &Report) {
     println!("{}", headline(report));
     println!("{}", table(report));
     if report.lsa_size < report.ranks {
-        println!("LSA teams of {} ranks: each reduced its own windows (SYMWIN_LSA_TEAM_SIZE)", report.lsa_size);
+        println!(
+            "LSA teams of {} ranks: each reduced its own windows (SYMWIN_LSA_TEAM_SIZE)",
+            report.lsa_size
+        );
     }
     println!("{}", verdict(report));
 }
 
 fn headline(report: &Report) -> String {
     let ranks = plural(report.ranks, "rank");
-    let how = match report.processes {
-        1 if report.mode == "threads" => "as threads of one process".to_owned(),
-        processes => format!("in {}", plural(processes, "process")),
+    let how = match report.mode {
+        "processes" => format!("as {}", plural(report.processes, "process")),
+        "mixed" => format!("as threads of {}", plural(report.processes, "process")),
+        _ => "as threads of one process".to_owned(),
     };
     let windows = plural(report.windows, "window");
     let (bytes, dtype, op) = (show_bytes(report.bytes), report.dtype, report.op);
