@@ -72,7 +72,10 @@ pub(crate) struct Closing {
     pub(crate) slot: Slot,
     pub(crate) entry: Option<TableSlot>,
     pub(crate) memory: MemoryId,
-    /// The kernels of this rank that ran at the close: what they may see is not reused before they end.
+    /// The device address of its struct.
+    pub(crate) struct_address: u64,
+    /// The kernels of this rank that ran when its table entry was withdrawn: what they may see is not reused before
+    /// they end.
     pub(crate) running: BTreeSet<u64>,
     /// The buffer under it.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
@@ -449,17 +452,30 @@ impl CommActor {
 
 /// Closing.
 impl CommActor {
-    fn close_window(&mut self, closing: Closing) {
-        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) || !self.core.kernels.ended(&closing.running)
-        {
+    fn close_window(&mut self, mut closing: Closing) {
+        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             self.deferred.push(closing);
-        } else {
+            return;
+        }
+        if let (Some(entry), Some(objects)) = (closing.entry, self.core.state().objects.as_mut())
+            && let Err(error) = objects.withdraw(entry)
+        {
+            tracing::error!(event = "window.undo_failed", comm = %self.core.agreed.name, %error);
+            self.core.board.undo_failures(&[error]);
+        }
+        closing.running = self.core.kernels.running();
+        if closing.running.is_empty() {
             self.retire(closing);
+        } else {
+            self.deferred.push(closing);
         }
     }
 
     /// Nothing of this rank can see the window any more.
     fn retire(&self, closing: Closing) {
+        self.core.sizes.write().remove(&closing.struct_address);
+        // Copies that began before the close are short; nothing is unmapped under them.
+        drop(self.core.copies.write());
         let mut state = self.core.state();
         if let Some(objects) = state.objects.as_mut()
             && let Err(error) = objects.retire(closing.slot, closing.entry)

@@ -12,6 +12,8 @@ use crate::driver::DeviceError;
 /// failed one they stay until the last rank of the process has closed. Returns the calls that failed; all others
 /// were made.
 pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
+    // Copies that began before the close are short; nothing is unmapped under them.
+    drop(core.copies.write());
     let mut state = core.state();
     let driver = &*core.driver;
     let mut errors = Vec::new();

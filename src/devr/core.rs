@@ -60,6 +60,9 @@ pub(crate) struct Core {
     pub(crate) deadline: Duration,
     /// The order of this rank's collectives, which share barriers.
     pub(crate) collective: Turns,
+    /// Safe copies hold it shared; who unmaps takes it alone for a moment, so that a copy never sees an address
+    /// that is gone.
+    pub(crate) copies: RwLock<()>,
     /// Host kernels of this rank that run.
     pub(crate) kernels: Kernels,
     /// Where multicast objects of this rank's teams are mapped, by their LSA ranks, for the pointer getters.
@@ -110,6 +113,7 @@ impl Core {
             runtime,
             deadline,
             collective: Turns::default(),
+            copies: RwLock::new(()),
             kernels: Kernels::default(),
             multicast_bases: Mutex::new(HashMap::new()),
             collectives: Mutex::new(None),

@@ -50,10 +50,14 @@ impl Objects {
         self.table.publish_all(self.stream, entries)
     }
 
-    /// Takes a closed window away from kernels, for good: its entry, then its struct, then both slots.
+    /// Hides a closed window from lookups of kernels that begin from here on.
+    pub(crate) fn withdraw(&mut self, entry: TableSlot) -> Result<(), DeviceError> {
+        self.table.withdraw(self.stream, entry).map(drop)
+    }
+
+    /// Takes a closed window away for good, once no kernel can have seen it: its struct, then both slots.
     pub(crate) fn retire(&mut self, window: Slot, entry: Option<TableSlot>) -> Result<(), DeviceError> {
         if let Some(entry) = entry {
-            self.table.withdraw(self.stream, entry)?;
             self.table.free(entry);
         }
         self.windows.set(window, abi::Window::poisoned());
