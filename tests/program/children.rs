@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::program::run;
 
 /// Work that goes on for longer than it takes to find its processes.
-const LONG: &str = "--ranks 2 --procs --windows 1 --bytes 512MiB";
+const LONG: &str = "--ranks 2 --procs --windows 1 --bytes 256MiB";
 
 #[test]
 fn a_child_that_is_killed_is_named_and_ends_the_run() {

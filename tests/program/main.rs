@@ -1,6 +1,6 @@
 //! The program `symwin` as its users see it: what it prints, what it writes, and how it ends.
 #![cfg(feature = "cli")]
-#![allow(missing_docs, reason = "tests name what they show")]
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail it by panicking")]
 
 mod array_errors;
 mod arrays;

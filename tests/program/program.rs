@@ -1,13 +1,13 @@
 //! Running the program.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
 /// The program, with nothing of this test's environment that it would listen to.
 pub(crate) fn symwin<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_symwin"));
+    let mut command = Command::new(path());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SYMWIN_") {
             command.env_remove(name);
@@ -15,6 +15,11 @@ pub(crate) fn symwin<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Comm
     }
     command.args(args).stdin(Stdio::null());
     command
+}
+
+/// Where the program is: where cargo built it, or where a test run that was moved elsewhere has put it.
+pub(crate) fn path() -> OsString {
+    std::env::var_os("SYMWIN_TEST_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_symwin").into())
 }
 
 /// `symwin run` with these arguments, in one string.

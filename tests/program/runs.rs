@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::program::{end, json, ok, run};
+use crate::program::{end, json, ok, path, run};
 
 const PHASES: [&str; 8] =
     ["bootstrap", "allocate", "fill", "register", "all_reduce", "check", "deregister", "finalize"];
@@ -120,6 +120,6 @@ fn the_log_goes_to_standard_error() {
 fn the_soft_limit_of_descriptors_is_raised() {
     let mut shell = Command::new("sh");
     let line = "ulimit -Sn 9 && exec \"$0\" run --ranks 4 --procs --bytes 4K --json";
-    let said = ok(shell.args(["-c", line, env!("CARGO_BIN_EXE_symwin")]));
+    let said = ok(shell.args(["-c", line]).arg(path()));
     assert!(said.contains("\"verified\":true"), "{said}");
 }

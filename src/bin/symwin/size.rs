@@ -35,7 +35,7 @@ pub(crate) fn show_about(bytes: u64) -> String {
     let Some((power, name)) = UNITS.into_iter().find(|(power, _)| bytes >> (10 * power) > 0) else {
         return format!("{bytes} bytes");
     };
-    let tenths = u128::from(bytes) * 10 >> (10 * power);
+    let tenths = (u128::from(bytes) * 10) >> (10 * power);
     format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
 
@@ -44,7 +44,7 @@ fn unit_bytes(unit: &str) -> Option<u64> {
     if unit.is_empty() || unit == "b" || unit == "bytes" {
         return Some(1);
     }
-    let power = "kmgt".find(unit.chars().next()?)? as u32 + 1;
+    let power = u32::try_from("kmgt".find(unit.chars().next()?)?).ok()? + 1;
     match &unit[1..] {
         "" | "ib" => Some(1024u64.pow(power)),
         "b" => Some(1000u64.pow(power)),

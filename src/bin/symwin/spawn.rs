@@ -3,9 +3,10 @@
 //! killed with its parent.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ pub(crate) fn run(
     progress: &dyn Progress,
 ) -> anyhow::Result<Vec<RankReport>> {
     let rendezvous = rendezvous()?;
+    let order: Arc<[u8]> =
+        serde_json::to_vec(&Order { parent: std::process::id(), job: job.clone() })?.into();
     let (said, hears) = unbounded();
     let mut children = Children(Vec::new());
     for (index, first) in (0..job.ranks).step_by(each as usize).enumerate() {
@@ -36,13 +39,10 @@ pub(crate) fn run(
         let name = format!("process {index} ({})", show_ranks(ranks));
         let child = start(job, ranks, each, &rendezvous).with_context(|| format!("starting {name}"))?;
         let mut child = ChildProcess { name, child, outcome: None, status: None, ended_here: false };
-        let order = Order { parent: std::process::id(), job: job.clone() };
         let stdin = child.child.stdin.take().expect("standard input was asked to be a pipe");
         let stdout = child.child.stdout.take().expect("standard output was asked to be a pipe");
         children.0.push(child);
-        // A child that does not take its order is dead, which is seen below.
-        let _ = serde_json::to_writer(stdin, &order);
-        listen(index, stdout, said.clone())?;
+        talk(index, Arc::clone(&order), stdin, stdout, said.clone())?;
     }
     drop(said);
     children.follow(&hears, silence, progress);
@@ -177,10 +177,19 @@ fn start(job: &Job, (first, _): (u32, u32), each: u32, rendezvous: &str) -> std:
         .spawn()
 }
 
-/// Reads a child's lines on a thread of its own, until the child closes its output.
-fn listen(index: usize, stdout: ChildStdout, says: Sender<(usize, Said)>) -> anyhow::Result<()> {
+/// Gives a child its order and reads its lines on a thread of its own, until the child closes its output.
+fn talk(
+    index: usize,
+    order: Arc<[u8]>,
+    mut stdin: ChildStdin,
+    stdout: ChildStdout,
+    says: Sender<(usize, Said)>,
+) -> anyhow::Result<()> {
     let thread = thread::Builder::new().name(format!("ear {index}"));
-    let listen = move || {
+    let talk = move || {
+        // A child that does not take its order is dead or about to be, which is seen by its end.
+        let _ = stdin.write_all(&order);
+        drop((stdin, order));
         let lines = BufReader::new(stdout).lines().map_while(Result::ok);
         for event in lines.filter_map(|line| serde_json::from_str(&line).ok()) {
             if says.send((index, Said::Event(event))).is_err() {
@@ -189,7 +198,7 @@ fn listen(index: usize, stdout: ChildStdout, says: Sender<(usize, Said)>) -> any
         }
         let _ = says.send((index, Said::Nothing));
     };
-    thread.spawn(listen).context("starting a thread that hears a process")?;
+    thread.spawn(talk).context("starting a thread that hears a process")?;
     Ok(())
 }
 
@@ -203,7 +212,8 @@ fn rendezvous() -> anyhow::Result<String> {
 /// Whether a child has ended or does so in time.
 fn ends_within(child: &Child, limit: Duration) -> bool {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let Some(Ok(descriptor)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return false };
+    // Where there is no such descriptor, the wait that follows is for a child that is about to end anyway.
+    let Some(Ok(descriptor)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return true };
     let until = Instant::now() + limit;
     loop {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
