@@ -166,27 +166,35 @@ fn refuse(kind: ErrorKind, what: &str) -> ! {
 
 const EXAMPLES: &str = "\
 Examples:
-  symwin run                                   4 ranks as threads, 8 windows of 4 MiB
-  symwin run --ranks 8 --procs 2               2 processes of 4 ranks each
-  symwin run --procs --windows 64 --json       one process for each rank, machine-readable
+  symwin run                               4 ranks as threads, 8 windows of 4 MiB
+  symwin run --ranks 8 --procs 2           2 processes of 4 ranks each
+  symwin run --procs --windows 64 --json   a process for each rank, JSON
   symwin run --op mean --input r0.npy r1.npy --output mean.npy
 
 Exit status:
   0  everything was checked and is right
-  1  something went wrong; standard error says which rank, what, why and what to do
+  1  something went wrong; standard error says which rank, what, why and what
+     to do
   2  the command line is not valid
 
 `symwin --help` lists the environment variables.";
 
 const ENVIRONMENT: &str = "\
 Environment:
-  SYMWIN_STRIDE              bytes from one rank's part of the address range to the next
-                             [default: the largest memory of any rank's device]
-  SYMWIN_LSA_TEAM_SIZE       how many consecutive ranks reach each other's memory; a reduction is over such a team
+  SYMWIN_STRIDE              bytes from one rank's part of the address range
+                             to the next [default: the largest memory of any
+                             rank's device]
+  SYMWIN_LSA_TEAM_SIZE       how many consecutive ranks reach each other's
+                             memory; each such team reduces by itself
                              [default: all ranks of the host]
-  SYMWIN_DEADLINE            the longest that one operation may take, in seconds [default: 60]
-  SYMWIN_BOOTSTRAP_DEADLINE  the longest that ranks may take to find each other, in seconds [default: 120]
-  SYMWIN_WORKERS             threads that run the communicators of a process [default: the machine's cores]
-  SYMWIN_LOG                 what is logged to standard error, such as `symwin=debug` [default: nothing]
+  SYMWIN_DEADLINE            the longest that one operation may take, in
+                             seconds [default: 60]
+  SYMWIN_BOOTSTRAP_DEADLINE  the longest that ranks may take to find each
+                             other, in seconds [default: 120]
+  SYMWIN_WORKERS             threads that run a process's communicators
+                             [default: the machine's cores]
+  SYMWIN_LOG                 what is logged to standard error, such as
+                             `symwin=debug` [default: nothing]
 
-The program raises its limit of open descriptors (`ulimit -n`) to the hard limit when it starts.";
+The program raises its limit of open descriptors (`ulimit -n`) to the hard
+limit when it starts.";

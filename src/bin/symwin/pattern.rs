@@ -8,10 +8,27 @@
 use symwin::coll::ReduceOp;
 
 /// How often the row comes back, in elements: a prime, so that it is in step with no page, chunk or block.
-pub(crate) const PERIOD: usize = 4093;
+const PERIOD: usize = 4093;
+
+/// Fills `part` with what window `window` of rank `rank` holds from element `first` on. `row` is [`row_of`] of that rank
+/// and window.
+pub(crate) fn fill(part: &mut [u8], first: usize, row: &[u8]) {
+    let mut from = first % PERIOD * size_of::<f32>();
+    let mut rest = part;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at_mut(rest.len().min(row.len() - from));
+        now.copy_from_slice(&row[from..from + now.len()]);
+        (from, rest) = (0, later);
+    }
+}
+
+/// The bytes of the row as a rank's window begins it.
+pub(crate) fn row_of(rank: u32, window: u32) -> Vec<u8> {
+    (0..PERIOD as u64).flat_map(|element| value(rank, window, element).to_ne_bytes()).collect()
+}
 
 /// The number that window `window` of rank `rank` holds at element `element`.
-pub(crate) fn value(rank: u32, window: u32, element: u64) -> f32 {
+fn value(rank: u32, window: u32, element: u64) -> f32 {
     row(place(rank, window, element))
 }
 
@@ -65,6 +82,19 @@ mod tests {
         starts.sort_by(|a, b| a.partial_cmp(b).unwrap());
         starts.dedup();
         assert_eq!(starts.len(), count);
+    }
+
+    #[test]
+    fn a_part_is_filled_with_its_values_wherever_it_starts() {
+        let row = row_of(3, 4);
+        for first in [0, 1, PERIOD - 1, PERIOD, 3 * PERIOD + 7] {
+            let mut part = vec![0; 4 * (2 * PERIOD + 5)];
+            fill(&mut part, first, &row);
+            let (elements, _) = part.as_chunks();
+            for (bytes, element) in elements.iter().zip(first as u64..) {
+                assert_eq!(f32::from_ne_bytes(*bytes), value(3, 4, element));
+            }
+        }
     }
 
     #[test]

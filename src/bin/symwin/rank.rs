@@ -102,15 +102,13 @@ impl Run<'_> {
                 self.load(input, &buffers[0]).with_context(|| input.path.display().to_string())
             }
             Data::Pattern { .. } => {
+                let mut part = vec![0; PART_BYTES.min(usize::try_from(self.job.bytes())?)];
                 for (buffer, window) in buffers.iter().zip(0..) {
-                    let (mut part, mut element) = (Vec::with_capacity(PART_BYTES), 0);
+                    let row = pattern::row_of(self.rank, window);
                     for (at, len) in parts(self.job.bytes()) {
-                        part.clear();
-                        for _ in 0..len / size_of::<f32>() {
-                            part.extend(pattern::value(self.rank, window, element).to_ne_bytes());
-                            element += 1;
-                        }
-                        buffer.write(at, &part)?;
+                        let part = &mut part[..len];
+                        pattern::fill(part, at / size_of::<f32>(), &row);
+                        buffer.write(at, part)?;
                         self.progress.tell(Phase::Fill, len as u64);
                     }
                 }
