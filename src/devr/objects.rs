@@ -55,9 +55,12 @@ impl Objects {
         self.table.withdraw(self.stream, entry).map(drop)
     }
 
-    /// Takes a closed window away for good, once no kernel can have seen it: its struct, then both slots.
+    /// Takes a closed window away for good, once no kernel can have seen it: its struct, then both slots. May be
+    /// tried again after an error.
     pub(crate) fn retire(&mut self, window: Slot, entry: Option<TableSlot>) -> Result<(), DeviceError> {
         if let Some(entry) = entry {
+            // Done before, unless that failed.
+            self.withdraw(entry)?;
             self.table.free(entry);
         }
         self.windows.set(window, abi::Window::poisoned());

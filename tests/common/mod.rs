@@ -90,3 +90,25 @@ pub fn finalize(ranks: Vec<Communicator>) {
         comm.finalize().unwrap();
     }
 }
+
+/// Polls until `done` says so; fails the test after 30 s. For what another thread is about to do.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Every host device is as it was before anything was made on it (P-5).
+pub fn assert_empty(hosts: &[Arc<HostDriver>]) {
+    until("everything to be given back", || {
+        hosts.iter().all(|host| host.counts() == symwin::driver::host::HostCounts::default())
+    });
+}
+
+/// Ranks whose devices the test can look at, of a configuration.
+pub fn watched_world(layout: &[u32], config: Config) -> (Vec<Communicator>, Vec<Arc<HostDriver>>) {
+    let FaultyWorld { ranks, hosts, .. } = faulty_world(layout, config);
+    (ranks, hosts)
+}

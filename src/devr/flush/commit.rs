@@ -167,7 +167,7 @@ fn window(
         slot,
         entry: draft.entry,
         struct_address,
-        view: View::of(&*core.flat.range(&*core.driver)?),
+        view: View::of(&*core.flat.range(&core.driver)?),
     };
     Ok(Window::open(core, place, request, sizes))
 }

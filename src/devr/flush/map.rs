@@ -106,7 +106,7 @@ pub(crate) fn map(
         let LostHandles { limit, need, got } = lost;
         return Err(all(Reason::Descriptors { limit, need, got }));
     }
-    let range = core.flat.range(&*core.driver).map_err(|e| all(e.into()))?;
+    let range = core.flat.range(&core.driver).map_err(|e| all(e.into()))?;
     let mut mapper = Mapper {
         core,
         made,
