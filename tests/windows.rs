@@ -252,7 +252,7 @@ fn asymmetric_sizes_are_known_to_every_rank() {
     }
 }
 
-/// A kernel that can still find a closed window knows each rank's size of it.
+/// A kernel that has found a window knows each rank's size of it, and reaches its memory, whoever closes it meanwhile.
 #[test]
 fn bug_34_a_window_closed_under_a_kernel_keeps_its_sizes_and_memory_until_the_kernel_ends() {
     for layout in LAYOUTS {
@@ -269,9 +269,9 @@ fn bug_34_a_window_closed_under_a_kernel_keeps_its_sizes_and_memory_until_the_ke
         let (go, wait_go) = std::sync::mpsc::channel::<()>();
         let wait_go = std::sync::Mutex::new(wait_go);
         let kernel = dev[0].launch(1, move |k| {
+            let window = k.window(handle)?;
             begun.send(()).unwrap();
             wait_go.lock().unwrap().recv().unwrap();
-            let window = k.window(handle)?;
             let beyond = window.slice::<u8>(LsaRank::new(1), 0, 8192).is_err();
             window.slice::<u8>(LsaRank::new(2), 0, 16_384)?.store(16_383, 5)?;
             window.local_slice::<u8>(0, 8192)?.store(8191, 6)?;
@@ -281,7 +281,7 @@ fn bug_34_a_window_closed_under_a_kernel_keeps_its_sizes_and_memory_until_the_ke
         windows[0].close().unwrap();
         // Another batch: the close has been taken in by then, and nothing of it is reused.
         let other = dev_comms(&ranks, &DevCommRequirements::new());
-        assert_eq!((ranks[0].status().memories, ranks[0].status().table_slots), (1, 1));
+        assert_eq!((ranks[0].status().memories, ranks[0].status().shadow_slots), (1, 1));
         go.send(()).unwrap();
         assert_eq!(kernel.unwrap().join().unwrap(), [true]);
         drop((windows, dev, other));

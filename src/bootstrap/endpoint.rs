@@ -61,6 +61,7 @@ impl Endpoint {
         let before = self.last.lock().replace(tag);
         if before != Some(tag) {
             self.rounds.fetch_add(1, Ordering::Relaxed);
+            self.hub.shared().router.sends(self.comm, self.rank, tag);
         }
         for parcel in parcels {
             let Some(&first) = parcel.to.first() else { continue };
@@ -79,10 +80,12 @@ impl Endpoint {
         }
     }
 
-    /// Tells all other members that this rank has finished with the communicator, having ended `batches` batches: it
-    /// takes part in no later one.
-    pub fn goodbye(&self, batches: u64) {
-        self.tell_all(Kind::Goodbye, SightingKind::Goodbye, Tag::new(batches, 0), &Arc::from([]));
+    /// Tells all other members that this rank has finished with the communicator. Of several goodbyes they hear the
+    /// first. A body that no frame can carry is left out.
+    pub fn goodbye(&self, body: &Arc<[u8]>) {
+        let none = Arc::from([]);
+        let body = if body.len() > BODY_BYTES_MAX { &none } else { body };
+        self.tell_all(Kind::Goodbye, SightingKind::Goodbye, body);
     }
 
     /// Ends the communicator for all other members.
@@ -90,8 +93,7 @@ impl Endpoint {
         if body.len() > BODY_BYTES_MAX {
             return self.refuse(self.hub.process(), "an abort's reason is over the limit of a frame");
         }
-        let tag = self.last.lock().unwrap_or_default();
-        self.tell_all(Kind::Abort, SightingKind::Abort, tag, body);
+        self.tell_all(Kind::Abort, SightingKind::Abort, body);
     }
 
     /// How many rounds this rank took part in: sends under a tag other than the one before.
@@ -177,13 +179,14 @@ impl Endpoint {
         }
     }
 
-    fn tell_all(&self, kind: Kind, sighting: SightingKind, tag: Tag, body: &Arc<[u8]>) {
+    fn tell_all(&self, kind: Kind, sighting: SightingKind, body: &Arc<[u8]>) {
+        let tag = self.last.lock().unwrap_or_default();
         let (comm, from, here) = (self.comm, self.rank, self.hub.process());
         // Also with no other member here: it is noted that this rank is gone.
         let to = self.others.get(&here).map(Vec::as_slice).unwrap_or_default();
         let arrival = Arrival { comm, from, to, kind: sighting, tag, bytes: body.len() };
         let delivered = self.hub.shared().router.deliver(arrival, |_| match sighting {
-            SightingKind::Goodbye => Notice::Goodbye { from, batches: tag.seq },
+            SightingKind::Goodbye => Notice::Goodbye { from, body: Arc::clone(body) },
             _ => Notice::Abort { from, body: Arc::clone(body) },
         });
         debug_assert_eq!(delivered, Ok(()), "what stays in the process is not bounded");

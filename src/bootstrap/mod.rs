@@ -165,8 +165,8 @@ pub enum Notice {
     Goodbye {
         /// Who.
         from: Rank,
-        /// How many batches it has ended; it takes part in no later one.
-        batches: u64,
+        /// With what, opaque here.
+        body: Arc<[u8]>,
     },
     /// The process of these ranks died, or closed its connection without their goodbye.
     Lost {
@@ -194,12 +194,14 @@ pub struct Sighting {
     pub comm_name: String,
     /// The communicator.
     pub comm: CommId,
-    /// The tag of the message; the latest earlier one's for an abort, the number of ended batches for a goodbye.
+    /// The tag of the message; the latest earlier one's for a goodbye or an abort.
     pub tag: Tag,
     /// How long ago.
     pub ago: Duration,
     /// What it was.
     pub kind: SightingKind,
+    /// Whether this rank has sent a message of the same round or a later one there. If not, the peer may wait for it.
+    pub answered: bool,
 }
 
 /// What a peer was last heard of by.

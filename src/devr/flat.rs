@@ -34,6 +34,8 @@ pub(crate) struct FlatRange {
 struct Inner {
     /// Where it is, once a rank has needed it.
     range: Option<Arc<Reservation>>,
+    /// The device that reserved it.
+    driver: Option<Arc<dyn Driver>>,
     /// Ranks of the process that have not closed the communicator.
     open: usize,
     /// What is mapped for each committed memory, and how many ranks of the process have not retired it.
@@ -49,6 +51,7 @@ impl FlatRange {
     pub(crate) fn new(stride: u64, lsa_size: u32, ranks_here: usize) -> Arc<Self> {
         let inner = Inner {
             range: None,
+            driver: None,
             open: ranks_here,
             memories: BTreeMap::new(),
             attic: Vec::new(),
@@ -63,12 +66,13 @@ impl FlatRange {
     }
 
     /// The range, reserving it on first use. Whoever calls this lets go of it before the communicator is closed.
-    pub(crate) fn range(&self, driver: &dyn Driver) -> Result<Arc<Reservation>, DeviceError> {
+    pub(crate) fn range(&self, driver: &Arc<dyn Driver>) -> Result<Arc<Reservation>, DeviceError> {
         let mut inner = self.inner.lock();
         if let Some(range) = &inner.range {
             return Ok(Arc::clone(range));
         }
-        let range = Arc::new(Reservation::new(driver, self.len(), ALIGN)?);
+        let range = Arc::new(Reservation::new(&**driver, self.len(), ALIGN)?);
+        inner.driver = Some(Arc::clone(driver));
         inner.range = Some(Arc::clone(&range));
         Ok(range)
     }
@@ -132,5 +136,19 @@ impl FlatRange {
 
     fn len(&self) -> usize {
         self.stride.saturating_mul(self.lsa_size)
+    }
+}
+
+impl Drop for FlatRange {
+    /// Where some rank of the process has never been in this communicator (it did not duplicate its parent), no close
+    /// is the last one. Nobody is left who could use the range here.
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        let (range, driver) = (inner.range.take().and_then(Arc::into_inner), inner.driver.take());
+        if let (Some(range), Some(driver), false) = (range, driver, inner.leaked)
+            && let Err(error) = range.free(&*driver)
+        {
+            tracing::error!(event = "close.undo_failed", %error);
+        }
     }
 }

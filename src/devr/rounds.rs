@@ -24,7 +24,7 @@ struct Inner {
     /// The batch that runs, or the next one if none does.
     seq: u64,
     received: BTreeMap<(u64, u8), BTreeMap<Rank, Incoming>>,
-    /// Ranks that have said goodbye, in order of their goodbyes, and how many batches they have ended.
+    /// Ranks that have said goodbye, in order of their goodbyes, each with the first batch that it has no part in.
     gone: Vec<(Rank, u64)>,
     /// What the job waits for.
     waits: Option<Waits>,
@@ -41,13 +41,6 @@ pub(crate) struct Waits {
     pub(crate) missing: Vec<Rank>,
 }
 
-impl Inner {
-    /// Who said goodbye before it took part in the present batch.
-    fn gone(&self) -> Option<Rank> {
-        self.gone.iter().find(|&&(_, batches)| batches <= self.seq).map(|&(rank, _)| rank)
-    }
-}
-
 impl Rounds {
     /// Takes in a message of a peer.
     ///
@@ -57,6 +50,11 @@ impl Rounds {
         let mut inner = self.inner.lock();
         let (seq, round) = (incoming.tag.seq, incoming.tag.round);
         if seq < inner.seq || seq > inner.seq + 1 {
+            if !inner.gone.is_empty() {
+                // No batch completes any more, and ranks that hear of a goodbye at different times count different
+                // numbers of batches.
+                return Ok(());
+            }
             return Err(format!("a message of batch {seq} while this rank is at batch {}", inner.seq));
         }
         let from = incoming.from;
@@ -66,15 +64,15 @@ impl Rounds {
         }
     }
 
-    /// A peer has said goodbye after `batches` batches; nothing comes from it after this.
-    pub(crate) fn goodbye(&self, from: Rank, batches: u64) {
+    /// A peer has said goodbye: it has no part in batch `seq` and later ones, and nothing comes from it after this.
+    pub(crate) fn goodbye(&self, from: Rank, seq: u64) {
         let mut inner = self.inner.lock();
         if inner.gone.iter().all(|&(rank, _)| rank != from) {
-            inner.gone.push((from, batches));
+            inner.gone.push((from, seq));
         }
     }
 
-    /// A rank without which the present batch can never complete.
+    /// A rank that has said goodbye without a part in the present batch, which so cannot complete.
     pub(crate) fn gone(&self) -> Option<Rank> {
         self.inner.lock().gone()
     }
@@ -98,10 +96,16 @@ impl Rounds {
         self.inner.lock().waits.clone()
     }
 
-    /// The messages of a round of the present batch from `from`, in that order, once all are there; the rank that
-    /// has said goodbye if the batch can never complete: in a world of several teams it need not be one of `from`.
+    /// The messages of a round of the present batch from `from`, in that order, once all are there; a rank that has
+    /// said goodbye before this batch, whichever ranks' messages are missing: nobody completes it.
     pub(crate) fn gather(&self, round: u8, from: Vec<Rank>) -> Gather<'_> {
         Gather { rounds: self, round, from }
+    }
+}
+
+impl Inner {
+    fn gone(&self) -> Option<Rank> {
+        self.gone.iter().find(|(_, seq)| *seq <= self.seq).map(|&(rank, _)| rank)
     }
 }
 

@@ -19,47 +19,15 @@ use std::collections::BinaryHeap;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::IntoBytes;
 
+use crate::device::abi;
+pub use crate::device::abi::{WindowTable as TableChunk, WindowTableEntry as TableEntry};
 use crate::devr::shadow::{ShadowPool, Slot};
 use crate::driver::{Call, DeviceError, DeviceProblem, Driver, Stream};
 
 /// Entries in a chunk.
-pub const CHUNK_ENTRIES: usize = 32;
-
-/// One window as kernels find it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(clippy::exhaustive_structs, reason = "NCCL's layout: it cannot grow")]
-pub struct TableEntry {
-    /// The address of the window's first byte, as this rank's user knows it.
-    pub base: u64,
-    /// Its length in bytes.
-    pub size: u64,
-    /// The device address of its window struct; zero while the entry is unused.
-    pub window: u64,
-}
-
-/// One link of the chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(clippy::exhaustive_structs, reason = "NCCL's layout: it cannot grow")]
-pub struct TableChunk {
-    /// The entries; used ones anywhere among unused ones.
-    pub entries: [TableEntry; CHUNK_ENTRIES],
-    /// The device address of the next chunk; zero in the last one.
-    pub next: u64,
-}
-
-const _: () = {
-    assert!(size_of::<TableEntry>() == 24 && align_of::<TableEntry>() == 8);
-    assert!(offset_of!(TableEntry, base) == 0);
-    assert!(offset_of!(TableEntry, size) == 8);
-    assert!(offset_of!(TableEntry, window) == 16);
-    assert!(size_of::<TableChunk>() == 776 && align_of::<TableChunk>() == 8);
-    assert!(offset_of!(TableChunk, entries) == 0);
-    assert!(offset_of!(TableChunk, next) == 768);
-};
+const CHUNK_ENTRIES: usize = abi::TABLE_ENTRIES;
 
 /// Names a reserved entry of one table. An old name is known to be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,6 +64,8 @@ pub struct WindowTable {
     places: Vec<Place>,
     /// The places that are `Free`, lowest first.
     free: BinaryHeap<Reverse<u32>>,
+    /// How many places are in each state: counted as they change, since status is shown at every close.
+    in_state: [usize; State::ALL],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +83,10 @@ enum State {
     Withdrawn,
 }
 
+impl State {
+    const ALL: usize = 4;
+}
+
 impl WindowTable {
     /// A table without chunks. Makes no device call.
     #[must_use]
@@ -123,6 +97,7 @@ impl WindowTable {
             linked: 0,
             places: Vec::new(),
             free: BinaryHeap::new(),
+            in_state: [0; State::ALL],
         }
     }
 
@@ -138,13 +113,16 @@ impl WindowTable {
                 self.free.push(Reverse(index_u32(self.places.len())));
                 self.places.push(Place { state: State::Free, generation: 0 });
             }
+            self.in_state[State::Free as usize] += CHUNK_ENTRIES;
         }
-        let slots = (0..n).map_while(|_| self.free.pop()).map(|Reverse(index)| {
-            let place = &mut self.places[index as usize];
-            place.state = State::Reserved;
-            TableSlot { index, generation: place.generation }
-        });
-        Ok(slots.collect())
+        let mut slots = Vec::with_capacity(n);
+        while slots.len() < n
+            && let Some(Reverse(index)) = self.free.pop()
+        {
+            self.turn(index, State::Reserved);
+            slots.push(TableSlot { index, generation: self.places[index as usize].generation });
+        }
+        Ok(slots)
     }
 
     /// Queues new chunks, then the link to them (WT-1). Gives the number of copies.
@@ -218,7 +196,7 @@ impl WindowTable {
             let from = offset_of!(TableEntry, window);
             self.write(stream, run[0].0, from, &whole.as_bytes()[from..])?;
             for &(slot, _) in *run {
-                self.places[slot.index as usize].state = State::Live;
+                self.turn(slot.index, State::Live);
             }
         }
         Ok(())
@@ -234,7 +212,7 @@ impl WindowTable {
             return Ok(false);
         }
         self.write(stream, slot, offset_of!(TableEntry, size), &[0; 2 * WORD])?;
-        self.places[slot.index as usize].state = State::Withdrawn;
+        self.turn(slot.index, State::Withdrawn);
         Ok(true)
     }
 
@@ -244,9 +222,8 @@ impl WindowTable {
         if !matches!(self.state(slot), Some(State::Reserved | State::Withdrawn)) {
             return false;
         }
-        let place = &mut self.places[slot.index as usize];
-        place.state = State::Free;
-        place.generation += 1;
+        self.turn(slot.index, State::Free);
+        self.places[slot.index as usize].generation += 1;
         self.free.push(Reverse(slot.index));
         true
     }
@@ -269,7 +246,7 @@ impl WindowTable {
     /// How much the table holds.
     #[must_use]
     pub fn counts(&self) -> TableCounts {
-        let count = |state| self.places.iter().filter(|place| place.state == state).count();
+        let count = |state: State| self.in_state[state as usize];
         TableCounts {
             chunks: self.chunks.len(),
             live: count(State::Live),
@@ -294,6 +271,13 @@ impl WindowTable {
     fn state(&self, slot: TableSlot) -> Option<State> {
         let place = self.places.get(slot.index as usize)?;
         (place.generation == slot.generation).then_some(place.state)
+    }
+
+    fn turn(&mut self, index: u32, to: State) {
+        let state = &mut self.places[index as usize].state;
+        self.in_state[*state as usize] -= 1;
+        self.in_state[to as usize] += 1;
+        *state = to;
     }
 
     fn chunk_of(&self, slot: TableSlot) -> Slot {

@@ -1,6 +1,6 @@
 //! Step 6 of the flush: the one place where a batch changes what outlives it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::decide::{Decision, NewMemory, Placement};
@@ -130,7 +130,7 @@ fn take_over(
     for (team, place) in parts.multicast_ranges {
         core.multicast_bases.lock().insert(team.clone(), place.base());
         if let Some(object) = objects.remove(&team) {
-            state.multicast.insert(team, LocalMulticast { object, place, bound: HashMap::new() });
+            state.multicast.insert(team, LocalMulticast { object, place, bound: BTreeMap::new() });
         }
     }
     for bound in parts.bound {
@@ -166,7 +166,7 @@ fn window(
         slot,
         entry: draft.entry,
         struct_address,
-        view: View::of(&*core.flat.range(&*core.driver)?),
+        view: View::of(&*core.flat.range(&core.driver)?),
     };
     Ok(Window::open(core, place, request, sizes))
 }

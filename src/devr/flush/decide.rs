@@ -111,19 +111,31 @@ fn refusals(agreed: &Agreed, offers: &[Offer]) -> Result<(), Cause> {
         if let Some(difference) = difference(&prints) {
             let requests =
                 requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| t.print.describe()));
-            return Err(Cause::Mismatch { what: format!("the {difference} of task {task}"), requests });
+            return Err(Cause::Mismatch { what: differing(difference, task), requests });
         }
     }
     let faults: Vec<Fault> = offers.iter().flat_map(|o| o.refused.iter().cloned()).collect();
     if faults.is_empty() { Ok(()) } else { Err(Cause::Refused { faults }) }
 }
 
+/// What ranks differ in, for the error.
+pub(super) fn differing(difference: &str, task: usize) -> String {
+    if difference == NUMBER {
+        "the number of tasks".to_owned()
+    } else {
+        format!("the {difference} of task {task}")
+    }
+}
+
+/// The difference where only some ranks have a task.
+pub(super) const NUMBER: &str = "number";
+
 fn difference(prints: &[Option<&Fingerprint>]) -> Option<&'static str> {
     let first = prints[0];
     prints[1..].iter().find_map(|print| match (first, *print) {
         (Some(a), Some(b)) => a.difference(b),
         (None, None) => None,
-        _ => Some("number"),
+        _ => Some(NUMBER),
     })
 }
 

@@ -4,7 +4,7 @@
 //! committed what this rank could not, so nothing is undone and everything goes to the flat range's attic until
 //! the last rank of the process has closed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::devr::core::{Core, State};
@@ -14,7 +14,7 @@ use crate::devr::table::TableSlot;
 use crate::driver::range::{Mapped, Reservation, unmap_all};
 use crate::driver::{DeviceError, Driver, Handle};
 
-use super::message::MemoryId;
+use super::message::{MemoryId, Token};
 
 /// What a batch has made so far.
 #[derive(Debug)]
@@ -23,23 +23,26 @@ pub(crate) struct Made {
     parts: Option<Parts>,
 }
 
-/// The things themselves. Dropped in the attic they go in this order: unbound, unmapped, released.
+/// The things themselves. Ordered, so that they are undone in the same order each time; dropped in the attic they go
+/// in this order: unbound, unmapped, released.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     /// What was bound in this batch.
     pub(crate) bound: Vec<Bound>,
     /// Where new multicast objects are mapped.
-    pub(crate) multicast_ranges: HashMap<Vec<u32>, MulticastRange>,
+    pub(crate) multicast_ranges: BTreeMap<Vec<u32>, MulticastRange>,
     /// One reference to each allocation under the batch's tasks, each with one reference to its token.
-    pub(crate) held: HashMap<Handle, Arc<Held>>,
+    pub(crate) held: BTreeMap<Handle, Arc<Held>>,
     /// What this rank mapped for each new memory.
     pub(crate) mapped: Vec<MappedMemory>,
+    /// Allocations of other processes, each imported once, until all are mapped. By LSA rank and token.
+    pub(crate) imported: BTreeMap<(u32, Token), Held>,
     /// Window structs.
     pub(crate) windows: Vec<Slot>,
     /// Table entries.
     pub(crate) entries: Vec<TableSlot>,
     /// Multicast objects made or imported, by their team.
-    pub(crate) objects: HashMap<Vec<u32>, Arc<Held>>,
+    pub(crate) objects: BTreeMap<Vec<u32>, Arc<Held>>,
     /// Undo calls that have failed on the way, to be reported with those of the end.
     pub(crate) undo: Vec<DeviceError>,
 }
@@ -50,6 +53,8 @@ pub(crate) struct MappedMemory {
     pub(crate) id: MemoryId,
     pub(crate) offset: u64,
     pub(crate) span: u64,
+    /// This rank's allocations in it.
+    pub(crate) own: Vec<Handle>,
     pub(crate) mapped: Vec<Mapped>,
 }
 
@@ -144,27 +149,39 @@ impl Made {
     pub(crate) fn undo(&mut self) -> Vec<DeviceError> {
         let Some(mut parts) = self.parts.take() else { return Vec::new() };
         let core = Arc::clone(&self.core);
-        let (mut errors, mut stuck) = undo_multicast(&mut parts);
-        core.board.undo_failures(&errors);
+        let mut errors = std::mem::take(&mut parts.undo);
+        let (failed, mut bound) = undo_multicast(&mut parts);
+        errors.extend(failed);
+        let imported = std::mem::take(&mut parts.imported).into_values();
+        errors.extend(imported.filter_map(|held| held.release().err()));
         let mut state = core.state();
+        if let Some(objects) = state.objects.as_mut() {
+            objects.forget(&parts.windows, &parts.entries);
+            errors.extend(objects.take_undo_errors());
+        }
+        core.board.undo_failures(&errors);
+        let mut stuck: BTreeMap<Handle, DeviceError> = BTreeMap::new();
+        for (handle, held) in std::mem::take(&mut parts.held) {
+            state.tokens.unuse(handle);
+            if let Some(error) = release_all([held]).pop() {
+                stuck.insert(handle, error);
+            }
+        }
+        // Each release that failed is reported once, with the first range that it keeps from coming back.
         for memory in std::mem::take(&mut parts.mapped) {
-            let mut failed = stuck.remove(&memory.id).unwrap_or_default();
+            let mut failed = bound.remove(&memory.id).unwrap_or_default();
             failed.extend(unmap_all(&*core.driver, memory.mapped));
+            failed.extend(memory.own.iter().filter_map(|handle| stuck.remove(handle)));
             if !failed.is_empty() {
                 state.quarantine(memory.offset, memory.span, &failed, &core);
                 errors.extend(failed);
             }
         }
-        // What was there before the batch and is now out of a new object: only the object suffers, and it is gone.
-        let rest: Vec<_> = stuck.into_values().flatten().collect();
-        core.board.undo_failures(&rest);
-        errors.extend(rest);
-        if let Some(objects) = state.objects.as_mut() {
-            objects.forget(&parts.windows, &parts.entries);
-        }
-        let failed = release_held(&mut state, parts.held);
-        core.board.undo_failures(&failed);
-        errors.extend(failed);
+        // Of what was there before the batch and is out of a new object, only that object suffers, and it is gone.
+        let loose: Vec<DeviceError> = stuck.into_values().chain(bound.into_values().flatten()).collect();
+        core.board.undo_failures(&loose);
+        errors.extend(loose);
+        core.board.committed(&state);
         errors
     }
 }
@@ -178,7 +195,7 @@ impl Drop for Made {
 }
 
 /// Gives back a batch's own references to allocations.
-pub(crate) fn release_held(state: &mut State, held: HashMap<Handle, Arc<Held>>) -> Vec<DeviceError> {
+pub(crate) fn release_held(state: &mut State, held: BTreeMap<Handle, Arc<Held>>) -> Vec<DeviceError> {
     for &handle in held.keys() {
         state.tokens.unuse(handle);
     }
@@ -194,9 +211,9 @@ fn undo_multicast(parts: &mut Parts) -> (Vec<DeviceError>, BTreeMap<MemoryId, Ve
             stuck.entry(memory).or_default().extend(failed);
         }
     }
-    let mut errors = std::mem::take(&mut parts.undo);
-    errors.extend(parts.multicast_ranges.drain().flat_map(|(_, range)| range.close()));
+    let ranges = std::mem::take(&mut parts.multicast_ranges).into_values();
+    let mut errors: Vec<DeviceError> = ranges.flat_map(MulticastRange::close).collect();
     // Ranks of one process share the reference: the last one gives it back.
-    errors.extend(release_all(parts.objects.drain().map(|(_, object)| object)));
+    errors.extend(release_all(std::mem::take(&mut parts.objects).into_values()));
     (errors, stuck)
 }

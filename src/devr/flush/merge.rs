@@ -7,6 +7,7 @@
 //! so teams may be counted twice, and all leaders end with the same and say the same. Offsets may differ between
 //! teams, so no digests are compared here; what must be equal are the requests.
 
+use super::decide::{NUMBER, differing};
 use super::message::{Fingerprint, Merged, Offer, Request, round};
 use super::{Flush, Stop};
 use crate::bootstrap::Parcel;
@@ -91,11 +92,11 @@ fn mismatch(requests: &[(Peer, Request)]) -> Option<Cause> {
             match (first.tasks.get(task), other.tasks.get(task)) {
                 (Some(x), Some(y)) => x.difference(y),
                 (None, None) => None,
-                _ => Some("number"),
+                _ => Some(NUMBER),
             }
         })?;
         let requests = words(&|r| r.tasks.get(task).map_or("nothing".to_owned(), Fingerprint::describe));
-        Some(Cause::Mismatch { what: format!("the {difference} of task {task}"), requests })
+        Some(Cause::Mismatch { what: differing(difference, task), requests })
     })
 }
 

@@ -102,10 +102,6 @@ pub(crate) struct Flush {
 
 impl Flush {
     async fn run(&mut self, work: Work) -> Result<Vec<Output>, Stop> {
-        // Nothing is offered then: peers that ask for nothing more would have to keep what came of it.
-        if let Some(rank) = self.core.rounds.gone() {
-            return Err(Stop::Finalized(rank));
-        }
         self.enter(Phase::Prepare);
         let prepared = prepare(&self.core, &work, &mut self.made);
 

@@ -154,9 +154,13 @@ impl<'a> Draft<'a> {
 
     /// The flat range, the stream and the table are made by the first batch that comes.
     fn first_use(&mut self) -> Result<(), Reason> {
-        self.core.flat.range(&**self.driver())?;
+        self.core.flat.range(self.driver())?;
         if self.state.objects.is_none() {
-            self.state.objects = Some(Objects::new(self.driver())?);
+            let objects = Objects::new(self.driver()).map_err(|(error, undo)| {
+                self.made.parts().undo.extend(undo);
+                error
+            })?;
+            self.state.objects = Some(objects);
         }
         Ok(())
     }
