@@ -91,16 +91,22 @@ pub(crate) fn bind(core: &Core, made: &mut Made, decision: &Decision) -> Result<
     Ok(())
 }
 
-/// Unbinds this rank's part of memories that every rank has retired.
+/// Unbinds this rank's part of memories that every rank has retired. What fails is tried again at the close, since the
+/// object cannot go before.
 pub(crate) fn unbind_gone(core: &Core, gone: &[(MemoryId, Memory)]) {
     let mut state = core.state();
     let mut failed = Vec::new();
     for local in state.multicast.values_mut() {
         for (id, memory) in gone {
+            let mut left = Vec::new();
             for (at, size) in local.bound.remove(id).unwrap_or_default() {
                 if let Err(error) = core.driver.multicast_unbind(local.object.handle(), at, size) {
                     failed.push((memory.offset, memory.span, error));
+                    left.push((at, size));
                 }
+            }
+            if !left.is_empty() {
+                local.bound.insert(*id, left);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::devr::core::{Core, State};
+use crate::devr::flat::Kept;
 use crate::devr::owned::{Held, release_all};
 use crate::devr::shadow::Slot;
 use crate::devr::table::TableSlot;
@@ -110,7 +111,7 @@ impl Made {
         let Some(mut parts) = self.parts.take() else { return Vec::new() };
         let core = Arc::clone(&self.core);
         let mut errors = std::mem::take(&mut parts.undo);
-        errors.extend(undo_multicast(&core, &mut parts));
+        errors.extend(undo_multicast(&*core.driver, &mut parts));
         let imported = std::mem::take(&mut parts.imported).into_values();
         errors.extend(imported.filter_map(|held| held.release().err()));
         let mut state = core.state();
@@ -143,10 +144,26 @@ impl Made {
     }
 }
 
+/// A dropped job's things, with the device of their rank.
+#[derive(Debug)]
+struct Left(Arc<dyn Driver>, Parts);
+
+impl Kept for Left {
+    /// Window structs and table entries went with their pools, this rank's tokens with its state.
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        let Self(driver, mut parts) = *self;
+        let mut errors = std::mem::take(&mut parts.undo);
+        errors.extend(undo_multicast(&*driver, &mut parts));
+        errors.extend(parts.imported.into_values().filter_map(|held| held.release().err()));
+        errors.extend(release_all(parts.held.into_values()));
+        errors
+    }
+}
+
 impl Drop for Made {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
-            self.core.flat.keep(Box::new(parts));
+            self.core.flat.keep(Box::new(Left(Arc::clone(&self.core.driver), parts)));
         }
     }
 }
@@ -160,13 +177,13 @@ pub(crate) fn release_held(state: &mut State, held: BTreeMap<Handle, Arc<Held>>)
 }
 
 /// Unbinds, unmaps and frees the multicast objects of the batch.
-fn undo_multicast(core: &Core, parts: &mut Parts) -> Vec<DeviceError> {
+fn undo_multicast(driver: &dyn Driver, parts: &mut Parts) -> Vec<DeviceError> {
     let mut errors = Vec::new();
     for bound in parts.bound.drain(..).rev() {
-        errors.extend(core.driver.multicast_unbind(bound.object.handle(), bound.at, bound.size).err());
+        errors.extend(driver.multicast_unbind(bound.object.handle(), bound.at, bound.size).err());
     }
     for range in std::mem::take(&mut parts.multicast_ranges).into_values() {
-        errors.extend(range.close(&*core.driver));
+        errors.extend(range.close(driver));
     }
     // Ranks of one process share the reference: the last one gives it back.
     errors.extend(release_all(std::mem::take(&mut parts.objects).into_values()));
