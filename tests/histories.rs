@@ -189,7 +189,8 @@ enum Fate {
 
 impl<'a> History<'a> {
     fn new(seed: u64, layout: &'a [u32], lsa: u32) -> Self {
-        let FaultyWorld { ranks, faults, .. } = faulty_world(layout, config().stride(64 << 30).lsa_team_size(lsa));
+        let FaultyWorld { ranks, faults, .. } =
+            faulty_world(layout, config().stride(64 << 30).lsa_team_size(lsa));
         let sides = ranks.iter().map(|comm| Side::new(seed, comm)).collect();
         let seed_of = Seed(seed, layout, lsa, 0);
         Self { ranks, faults, sides, random: Random(seed), lsa: lsa as usize, next: 0, seed: seed_of }
