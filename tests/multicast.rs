@@ -64,7 +64,10 @@ fn p6_p8_objects_are_made_once_and_everything_is_bound() {
         let (old, took) = counted(ranks, || windows(ranks, &old_buffers));
         assert_eq!((took, world.board.counts().objects), (2, 0));
         assert!(
-            matches!(old[0].multicast_ptr(ranks[0].lsa_team().unwrap(), 0), Err(Error::Misuse(Misuse::Other { .. }))),
+            matches!(
+                old[0].multicast_ptr(ranks[0].lsa_team().unwrap(), 0),
+                Err(Error::Misuse(Misuse::Other { .. }))
+            ),
             "A-8: a getter makes nothing"
         );
 
@@ -227,8 +230,10 @@ fn a_failure_at_any_multicast_call_rolls_back_everywhere() {
                     let host = world.host_counts();
                     world.faults[rank].fail(call, nth);
                     let results = try_dev_comms(&world.ranks, &multimem().lsa_barriers(1));
-                    let undo: Vec<_> =
-                        results.iter().map(|r| rolled_back(r.as_ref().map(drop).map_err(Clone::clone)).undo.clone()).collect();
+                    let undo: Vec<_> = results
+                        .iter()
+                        .map(|r| rolled_back(r.as_ref().map(drop).map_err(Clone::clone)).undo.clone())
+                        .collect();
                     assert!(undo.iter().all(Vec::is_empty), "{undo:?}");
                     let cause = agreed_cause(results);
                     assert_eq!(refusers(&cause), [Rank::new(u32::try_from(rank).unwrap())], "{call} {nth}");

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::flat::Kept;
 use crate::driver::{DeviceError, Driver, Handle};
 
 /// One reference to physical memory (or a multicast object). Dropping it releases it; [`Held::release`] does so
@@ -86,6 +87,12 @@ impl Drop for Binding {
         if let Some(error) = self.end() {
             tracing::error!(event = "device.undo_failed", %error, handle = self.object.handle().0);
         }
+    }
+}
+
+impl Kept for Vec<Arc<Held>> {
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        release_all(*self)
     }
 }
 

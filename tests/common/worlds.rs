@@ -10,7 +10,9 @@ use symwin::driver::faulty::Faulty;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
 use symwin::error::{Cause, RolledBack};
-use symwin::{Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Result, Window};
+use symwin::{
+    Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Result, Window,
+};
 
 use crate::common::config;
 

@@ -80,7 +80,8 @@ pub(crate) fn bind(core: &Core, made: &mut Made, decision: &Decision) -> Result<
     Ok(())
 }
 
-/// Unbinds this rank's part of memories that every rank has retired.
+/// Unbinds this rank's part of memories that every rank has retired. What fails is tried again at the close, since the
+/// object cannot go before.
 pub(crate) fn unbind_gone(core: &Core, gone: &[(MemoryId, Memory)]) {
     let mut state = core.state();
     let mut failed = Vec::new();
