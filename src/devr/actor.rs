@@ -28,7 +28,7 @@ use super::flush::{Ended, flush};
 use super::request::{Answer, Batch};
 use super::shadow::Slot;
 use super::table::TableSlot;
-use crate::actors::{Actor, ActorId, Addr, Cx, Exit, Flow, Reply, TimerId};
+use crate::actors::{Actor, ActorId, Addr, Cx, Exit, Flow, Reply, Time, TimerId};
 use crate::bootstrap::{Incoming, Notice, SightingKind};
 use crate::driver::DeviceError;
 use crate::error::{Error, Failure, FailureCause, Missing, Peer, Result};
@@ -122,10 +122,14 @@ struct Current {
     answers: Vec<Answer>,
     done: Option<Reply<Result<()>>>,
     timer: TimerId,
+    deadline: Time,
 }
 
 /// The close as an operation, for its deadline.
 const CLOSE: u64 = 0;
+
+/// A wait for other teams lasts at most this part of a deadline beyond it; see [`CommActor::grace`].
+const GRACE_DIVISOR: u32 = 4;
 
 /// Who awaits the close.
 type CloseReply = Reply<Result<Vec<DeviceError>>>;
@@ -286,7 +290,8 @@ impl CommActor {
         );
         self.core.board.begin(format!("batch {seq}{group}"), cx.now());
         let job = Box::pin(flush(Arc::clone(&self.core), batch.work));
-        self.current = Some(Current { id, job, answers: batch.answers, done: batch.done, timer });
+        let Batch { answers, done, deadline, .. } = batch;
+        self.current = Some(Current { id, job, answers, done, timer, deadline });
         true
     }
 
@@ -434,12 +439,32 @@ impl CommActor {
         if !runs && !self.queue.iter().any(|queued| queued.id == id) {
             return;
         }
+        if let Some(until) = self.grace()
+            && cx.now() < until
+        {
+            cx.timer(until, CommMsg::Deadline(id));
+            return;
+        }
         let missing = self.core.rounds.waits().map(|waits| waits.missing).unwrap_or_default();
         let mut blocked = Vec::new();
         let missing: Vec<Missing> =
             missing.into_iter().map(|rank| self.missing(rank, &mut blocked)).collect();
         let after = self.core.deadline;
         self.fail(FailureCause::Deadline { after, missing, blocked }, Told::Nobody, cx);
+    }
+
+    /// Who waits for other teams' verdicts gives those who wait for the missing rank itself the time to fail first, by
+    /// its name: a leader in merge step k a little longer than one in the step before, and members longer than leaders.
+    fn grace(&self) -> Option<Time> {
+        let round = self.core.rounds.waits()?.round;
+        let steps = self.core.agreed.teams().next_power_of_two().trailing_zeros();
+        let level = match round {
+            round::VERDICT => steps + 1,
+            step if step >= round::MERGE => u32::from(step - round::MERGE) + 1,
+            _ => return None,
+        };
+        let grace = self.core.deadline / GRACE_DIVISOR * level / (steps + 1);
+        Some(self.current.as_ref()?.deadline + grace)
     }
 
     /// A rank that did not answer, and where it waits for this rank meanwhile.

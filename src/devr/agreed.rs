@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::DeviceInfo;
-use crate::error::{BootstrapError, Error, Peer, Result};
+use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
 /// The version of the messages between ranks. Ranks of different versions do not form a communicator.
@@ -77,7 +77,12 @@ impl Agreed {
         let size = u32::try_from(world.len()).unwrap_or(u32::MAX);
         let lsa_size = first.lsa_team_size.unwrap_or(size);
         if lsa_size == 0 || !size.is_multiple_of(lsa_size) {
-            return Err(differ("the LSA team size", &format!("{lsa_size} does not divide the {size} ranks")));
+            return Err(Misuse::BadSetting {
+                name: "LSA team size (SYMWIN_LSA_TEAM_SIZE)".to_owned(),
+                value: lsa_size.to_string(),
+                why: format!("it must divide the {size} ranks"),
+            }
+            .into());
         }
         let memory = devices().map(|d| d.memory_bytes).max().unwrap_or(0);
         let asked = first.stride.filter(|&bytes| bytes > 0).unwrap_or(memory).max(1);

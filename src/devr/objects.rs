@@ -20,9 +20,12 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// Makes the stream and the table's first chunk.
-    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, DeviceError> {
-        let stream = driver.stream_create()?;
+    /// Makes the stream and the table's first chunk. If that fails nothing of it remains.
+    ///
+    /// # Errors
+    /// The first call that failed, and the calls that failed while the rest was undone.
+    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, (DeviceError, Vec<DeviceError>)> {
+        let stream = driver.stream_create().map_err(|error| (error, Vec::new()))?;
         let mut objects = Self {
             driver: Arc::clone(driver),
             stream,
@@ -31,10 +34,7 @@ impl Objects {
         };
         match objects.table.reserve(0) {
             Ok(_) => Ok(objects),
-            Err(error) => {
-                objects.close();
-                Err(error)
-            }
+            Err(error) => Err((error, objects.close())),
         }
     }
 
@@ -78,6 +78,13 @@ impl Objects {
         for &slot in entries {
             self.table.free(slot);
         }
+    }
+
+    /// Undo calls that failed since the last time this was asked: of pages that could not be made.
+    pub(crate) fn take_undo_errors(&mut self) -> Vec<DeviceError> {
+        let mut errors = self.windows.take_undo_errors();
+        errors.extend(self.table.take_undo_errors());
+        errors
     }
 
     /// Gives everything back.

@@ -39,6 +39,56 @@ impl Drop for Held {
     }
 }
 
+/// This rank's memory bound to a multicast object. It keeps both, since peers may store through the object after
+/// this rank has retired the memory. Dropping it unbinds; [`Binding::unbind`] does so too and says what failed.
+#[derive(Debug)]
+pub(crate) struct Binding {
+    driver: Arc<dyn Driver>,
+    object: Arc<Held>,
+    memory: Arc<Held>,
+    at: usize,
+    size: usize,
+    bound: bool,
+}
+
+impl Binding {
+    /// Binds `size` bytes of `memory` from its start at `at` in the object, to which all devices were added (P-6).
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        object: &Arc<Held>,
+        memory: &Arc<Held>,
+        at: usize,
+        size: usize,
+    ) -> Result<Self, DeviceError> {
+        driver.multicast_bind(object.handle(), at, memory.handle(), size)?;
+        let (object, memory) = (Arc::clone(object), Arc::clone(memory));
+        Ok(Self { driver: Arc::clone(driver), object, memory, at, size, bound: true })
+    }
+
+    /// Unbinds, and gives back the memory and the object where this was the last to keep them.
+    pub(crate) fn unbind(mut self) -> Vec<DeviceError> {
+        let failed = self.end();
+        let kept = [Arc::clone(&self.memory), Arc::clone(&self.object)];
+        drop(self);
+        failed.into_iter().chain(release_all(kept)).collect()
+    }
+
+    fn end(&mut self) -> Option<DeviceError> {
+        if !std::mem::replace(&mut self.bound, false) {
+            return None;
+        }
+        self.driver.multicast_unbind(self.object.handle(), self.at, self.size).err()
+    }
+}
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        if let Some(error) = self.end() {
+            tracing::error!(event = "device.undo_failed", %error, handle = self.object.handle().0);
+        }
+    }
+}
+
 /// Gives back references, the shared ones where this was the last; the errors are collected.
 pub(crate) fn release_all(held: impl IntoIterator<Item = Arc<Held>>) -> Vec<DeviceError> {
     held.into_iter().filter_map(Arc::into_inner).filter_map(|held| held.release().err()).collect()

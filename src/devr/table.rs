@@ -64,6 +64,8 @@ pub struct WindowTable {
     places: Vec<Place>,
     /// The places that are `Free`, lowest first.
     free: BinaryHeap<Reverse<u32>>,
+    /// How many places are in each state: counted as they change, since status is shown at every close.
+    in_state: [usize; State::ALL],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +83,10 @@ enum State {
     Withdrawn,
 }
 
+impl State {
+    const ALL: usize = 4;
+}
+
 impl WindowTable {
     /// A table without chunks. Makes no device call.
     #[must_use]
@@ -91,6 +97,7 @@ impl WindowTable {
             linked: 0,
             places: Vec::new(),
             free: BinaryHeap::new(),
+            in_state: [0; State::ALL],
         }
     }
 
@@ -106,13 +113,16 @@ impl WindowTable {
                 self.free.push(Reverse(index_u32(self.places.len())));
                 self.places.push(Place { state: State::Free, generation: 0 });
             }
+            self.in_state[State::Free as usize] += CHUNK_ENTRIES;
         }
-        let slots = (0..n).map_while(|_| self.free.pop()).map(|Reverse(index)| {
-            let place = &mut self.places[index as usize];
-            place.state = State::Reserved;
-            TableSlot { index, generation: place.generation }
-        });
-        Ok(slots.collect())
+        let mut slots = Vec::with_capacity(n);
+        while slots.len() < n
+            && let Some(Reverse(index)) = self.free.pop()
+        {
+            self.turn(index, State::Reserved);
+            slots.push(TableSlot { index, generation: self.places[index as usize].generation });
+        }
+        Ok(slots)
     }
 
     /// Queues new chunks, then the link to them (WT-1). Gives the number of copies.
@@ -186,7 +196,7 @@ impl WindowTable {
             let from = offset_of!(TableEntry, window);
             self.write(stream, run[0].0, from, &whole.as_bytes()[from..])?;
             for &(slot, _) in *run {
-                self.places[slot.index as usize].state = State::Live;
+                self.turn(slot.index, State::Live);
             }
         }
         Ok(())
@@ -202,7 +212,7 @@ impl WindowTable {
             return Ok(false);
         }
         self.write(stream, slot, offset_of!(TableEntry, size), &[0; 2 * WORD])?;
-        self.places[slot.index as usize].state = State::Withdrawn;
+        self.turn(slot.index, State::Withdrawn);
         Ok(true)
     }
 
@@ -212,9 +222,8 @@ impl WindowTable {
         if !matches!(self.state(slot), Some(State::Reserved | State::Withdrawn)) {
             return false;
         }
-        let place = &mut self.places[slot.index as usize];
-        place.state = State::Free;
-        place.generation += 1;
+        self.turn(slot.index, State::Free);
+        self.places[slot.index as usize].generation += 1;
         self.free.push(Reverse(slot.index));
         true
     }
@@ -237,7 +246,7 @@ impl WindowTable {
     /// How much the table holds.
     #[must_use]
     pub fn counts(&self) -> TableCounts {
-        let count = |state| self.places.iter().filter(|place| place.state == state).count();
+        let count = |state: State| self.in_state[state as usize];
         TableCounts {
             chunks: self.chunks.len(),
             live: count(State::Live),
@@ -262,6 +271,13 @@ impl WindowTable {
     fn state(&self, slot: TableSlot) -> Option<State> {
         let place = self.places.get(slot.index as usize)?;
         (place.generation == slot.generation).then_some(place.state)
+    }
+
+    fn turn(&mut self, index: u32, to: State) {
+        let state = &mut self.places[index as usize].state;
+        self.in_state[*state as usize] -= 1;
+        self.in_state[to as usize] += 1;
+        *state = to;
     }
 
     fn chunk_of(&self, slot: TableSlot) -> Slot {

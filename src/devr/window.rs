@@ -280,7 +280,7 @@ impl Window {
         if lsa.get() >= core.agreed.lsa_size {
             let team = format!("an LSA team of {} ranks", core.agreed.lsa_size);
             return Err(Misuse::NotInTeam {
-                rank: Rank::new(core.agreed.lsa_range().start + lsa.get()),
+                rank: Rank::new(core.agreed.lsa_range().start.saturating_add(lsa.get())),
                 team,
             });
         }
@@ -365,9 +365,12 @@ impl Window {
     /// Bytes `range` of the window.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`].
+    /// [`Misuse::OutOfRange`], [`Misuse::Other`] if the range ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice> {
-        let len = range.end.saturating_sub(range.start);
+        let Some(len) = range.end.checked_sub(range.start) else {
+            let what = format!("{}: the slice {range:?} ends before it starts", self.0.name());
+            return Err(Misuse::Other { what }.into());
+        };
         self.check_range(self.0.core.agreed.lsa_rank(), range.start, len)?;
         Ok(WindowSlice { window: self.clone(), range })
     }
