@@ -360,6 +360,8 @@ impl CommActor {
         {
             let farewell = match &failure.cause {
                 FailureCause::Dropped { .. } => Farewell::Dropped,
+                // The frame says who.
+                FailureCause::Aborted { reason, .. } => Farewell::Failed(reason.clone()),
                 cause => Farewell::Failed(cause.to_string()),
             };
             endpoint.abort(&encode(&farewell));
