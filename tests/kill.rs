@@ -63,6 +63,9 @@ fn at(name: &str) -> At {
 fn dies_in(phase: &str, ranks: u32) {
     let mut running = Job::new("kill").of(3, ranks).env("SYMWIN_TEST_PHASE", phase).start();
     let [first, victim, helper] = &mut running.children[..] else { panic!("three processes") };
+    for process in [&mut *first, &mut *victim, &mut *helper] {
+        process.expect("ready");
+    }
     let holds = matches!(at(phase), At::Waiting(..));
     if holds {
         helper.expect("holding");
@@ -77,10 +80,20 @@ fn dies_in(phase: &str, ranks: u32) {
         helper.go();
     }
     let dead: Vec<u32> = (ranks..2 * ranks).collect();
+    // Where a survivor waits when the victim is there.
+    let awaited = match phase {
+        "prepare" | "offer" => "in batch 1, offer",
+        "handles" => "in batch 1, handles",
+        "map" => "in batch 1, vote",
+        "barrier" | "idle" => "in no operation",
+        // Of these the survivors may be at the step before or behind, depending on who was heard first.
+        _ => "",
+    };
     for outcome in running.outcomes() {
         for error in outcome["errors"].as_array().unwrap() {
             assert_eq!(error["kind"], "lost", "{phase}: {error}");
             assert_eq!(error["ranks"], json!(dead), "{phase}: {error}");
+            assert!(error["text"].as_str().unwrap().contains(awaited), "{phase}: {error}");
         }
     }
 }
@@ -234,7 +247,10 @@ fn live(at: At) -> Value {
     life.register(buffers).into_iter().for_each(|window| drop(window.unwrap()));
     life.touch_all();
     let victim = life.process == VICTIM;
-    let kept = if matches!(at, At::Barrier | At::Idle) { Vec::new() } else { kept };
+    // By value: what is not used later is given back now.
+    let kept = Some(kept).filter(|_| !matches!(at, At::Barrier | At::Idle)).unwrap_or_default();
+    // Who dies between batches dies when all have committed the first one.
+    report("ready", Value::Null);
     let mut errors = match at {
         At::Barrier => in_a_barrier(&life, victim),
         At::Idle => {
