@@ -170,9 +170,9 @@ impl Life {
         let here: u32 = order("SYMWIN_RANKS_PER_PROCESS").parse().unwrap();
         let faults: Vec<_> = (0..here).map(|_| Faulty::new(host.clone() as Arc<dyn Driver>)).collect();
         let devices = faults.clone();
-        let config = config().deadline(Duration::from_secs(60)).devices(move |rank: Rank| {
-            Ok(devices[rank.index() % devices.len()].clone() as Arc<dyn Driver>)
-        });
+        let config = config()
+            .deadline(Duration::from_secs(60))
+            .devices(move |rank: Rank| Ok(devices[rank.index() % devices.len()].clone() as Arc<dyn Driver>));
         let ranks = Communicator::ranks_from_env_with(&config).unwrap();
         let process = ranks[0].rank().index() / ranks.len();
         Self { host, faults, ranks, process, open: Vec::new(), devs: Vec::new() }

@@ -482,10 +482,11 @@ impl CommActor {
             self.core.board.undo_failures(&[error]);
         }
         state.unuse(closing.memory, &self.core);
-        self.core.board.committed(&state);
         drop(state);
         // Its buffer may go back to its slab now; the driver's calls for that are none of the state's.
         drop(closing.keep);
+        // Last: who sees in the status that it is closed finds its buffer free.
+        self.core.board.committed(&self.core.state());
     }
 
     fn kernel_ended(&mut self) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::DeviceInfo;
-use crate::error::{BootstrapError, Error, Peer, Result};
+use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
 /// The version of the messages between ranks. Ranks of different versions do not form a communicator.
@@ -77,12 +77,14 @@ impl Agreed {
         let size = u32::try_from(world.len()).unwrap_or(u32::MAX);
         let lsa_size = first.lsa_team_size.unwrap_or(size);
         if lsa_size == 0 || !size.is_multiple_of(lsa_size) {
-            return Err(differ("the LSA team size", &format!("{lsa_size} does not divide the {size} ranks")));
+            let why = format!("a number of ranks that divides all {size}, at least 1");
+            return Err(bad("SYMWIN_LSA_TEAM_SIZE", lsa_size.to_string(), why));
         }
         let memory = devices().map(|d| d.memory_bytes).max().unwrap_or(0);
         let asked = first.stride.filter(|&bytes| bytes > 0).unwrap_or(memory).max(1);
         let Some(stride) = asked.checked_next_multiple_of(STRIDE_UNIT) else {
-            return Err(differ("the stride", &format!("{asked} bytes cannot be rounded up to 4 GiB")));
+            let why = "a number of bytes that can be rounded up to 4 GiB".to_owned();
+            return Err(bad("SYMWIN_STRIDE", asked.to_string(), why));
         };
         Ok(Self {
             name: first.name.clone(),
@@ -218,9 +220,7 @@ fn same(what: &str, introductions: &[Introduction], setting: impl Fn(&Introducti
     Err(Error::Bootstrap(Arc::new(BootstrapError::Differ { what: what.to_owned(), settings })))
 }
 
-fn differ(what: &str, why: &str) -> Error {
-    Error::Bootstrap(Arc::new(BootstrapError::Differ {
-        what: what.to_owned(),
-        settings: vec![why.to_owned()],
-    }))
+/// A setting on which all agree and that cannot be: by the variable's name, as its builder method has it too.
+fn bad(name: &str, value: String, why: String) -> Error {
+    Misuse::BadSetting { name: name.to_owned(), value, why }.into()
 }
