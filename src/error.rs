@@ -306,9 +306,11 @@ pub enum Reason {
     /// The heads of a window differ between ranks by what cannot be mapped.
     #[error(
         "the window's offsets in the ranks' allocations ({}) differ by no multiple of the granularity, {granularity}",
-        Offsets(.heads)
+        Offsets(.bases, .heads)
     )]
     Shift {
+        /// The base address of the allocation under the window's start of each LSA rank, in order of LSA rank.
+        bases: Vec<u64>,
         /// The offset of each LSA rank's window in its allocation, in order of LSA rank.
         heads: Vec<u64>,
         /// The granularity in bytes.
@@ -324,13 +326,13 @@ pub enum Reason {
     },
 }
 
-struct Offsets<'a>(&'a [u64]);
+struct Offsets<'a>(&'a [u64], &'a [u64]);
 
 impl fmt::Display for Offsets<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, head) in self.0.iter().enumerate() {
+        for (i, (base, head)) in self.0.iter().zip(self.1).enumerate() {
             let comma = if i == 0 { "" } else { ", " };
-            write!(f, "{comma}LSA rank {i}: {head}")?;
+            write!(f, "{comma}LSA rank {i}: {head} from {base:#x}")?;
         }
         Ok(())
     }

@@ -1,5 +1,23 @@
-//! symwin: symmetric memory windows over all ranks.
-#![warn(missing_docs)]
+//! symwin: one range of every rank's memory, side by side.
+//!
+//! symwin does the job of NCCL's device runtime: it maps a buffer of every rank into one flat range of addresses, so that
+//! code on any rank loads and stores any peer's memory. Registrations and requests for device communicators are queued in
+//! a [`Group`], go as one batch to their communicator's own actor, and become real on all ranks or on none: two
+//! rounds between ranks, whatever their number. It needs no GPU: the [host device](driver::host) does everything
+//! for real with shared memory, between threads, between processes, and mixed.
+//!
+//! Start with [`Communicator`]. [`manual`] says how it works inside.
+//!
+//! | to | see |
+//! | --- | --- |
+//! | make ranks | [`Communicator::in_process`], [`Communicator::from_env`], [`Communicator::duplicate`] |
+//! | allocate memory that can be registered | [`Communicator::alloc`] |
+//! | register windows and make device communicators | [`Group`], or [`Communicator::register`] for one |
+//! | reach a peer's memory | [`Window::peer_ptr`], [`Window::read`], [`Window::write`] |
+//! | run code on the device structs | [`DevComm::launch`], [`device::Kernel`] |
+//! | reduce | [`Communicator::all_reduce`] |
+//! | see what it does | [`Communicator::status`]; `tracing` events named `batch.*`, `round.*`, `comm.*`, `bootstrap.*` |
+//! | test against failing devices | [`driver::faulty`] |
 
 pub mod actors;
 pub mod bootstrap;
@@ -23,3 +41,12 @@ pub use driver::buffers::{Buffer, BufferSlice};
 pub use error::{Error, Result};
 pub use group::{CommResult, Group, GroupError, Pending, Region, Registration, Submitted};
 pub use ids::{CommId, LsaRank, ProcessId, Rank};
+
+/// How symwin works inside.
+pub mod manual {
+    #[doc = include_str!("../docs/design.md")]
+    pub mod design {}
+
+    #[doc = include_str!("../docs/protocol.md")]
+    pub mod protocol {}
+}

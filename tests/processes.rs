@@ -1,4 +1,10 @@
 //! Real processes, from the environment: layouts of processes and ranks, settings, and what is left behind.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/processes.rs"]

@@ -1,5 +1,11 @@
 //! Many cycles, many windows, many at a time: what is held stays flat, and rounds do not depend on the number of
 //! tasks (P-5, P-8, A-4).
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/resources.rs"]

@@ -61,6 +61,7 @@ impl Endpoint {
         let before = self.last.lock().replace(tag);
         if before != Some(tag) {
             self.rounds.fetch_add(1, Ordering::Relaxed);
+            self.hub.shared().router.sends(self.comm, self.rank, tag);
         }
         for parcel in parcels {
             let Some(&first) = parcel.to.first() else { continue };
@@ -79,9 +80,12 @@ impl Endpoint {
         }
     }
 
-    /// Tells all other members that this rank has finished with the communicator.
-    pub fn goodbye(&self) {
-        self.tell_all(Kind::Goodbye, SightingKind::Goodbye, &Arc::from([]));
+    /// Tells all other members that this rank has finished with the communicator. Of several goodbyes they hear the
+    /// first. A body that no frame can carry is left out.
+    pub fn goodbye(&self, body: &Arc<[u8]>) {
+        let none = Arc::from([]);
+        let body = if body.len() > BODY_BYTES_MAX { &none } else { body };
+        self.tell_all(Kind::Goodbye, SightingKind::Goodbye, body);
     }
 
     /// Ends the communicator for all other members.
@@ -182,7 +186,7 @@ impl Endpoint {
         let to = self.others.get(&here).map(Vec::as_slice).unwrap_or_default();
         let arrival = Arrival { comm, from, to, kind: sighting, tag, bytes: body.len() };
         let delivered = self.hub.shared().router.deliver(arrival, |_| match sighting {
-            SightingKind::Goodbye => Notice::Goodbye { from },
+            SightingKind::Goodbye => Notice::Goodbye { from, body: Arc::clone(body) },
             _ => Notice::Abort { from, body: Arc::clone(body) },
         });
         debug_assert_eq!(delivered, Ok(()), "what stays in the process is not bounded");

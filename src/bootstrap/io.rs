@@ -312,7 +312,7 @@ fn hand_on(
         Arrival { comm: frame.comm, from, to: &frame.to, kind, tag: frame.tag, bytes: frame.body.len() };
     let delivered = shared.router.deliver(arrival, |index| match kind {
         SightingKind::Abort => Notice::Abort { from, body: Arc::clone(&body) },
-        SightingKind::Goodbye => Notice::Goodbye { from },
+        SightingKind::Goodbye => Notice::Goodbye { from, body: Arc::clone(&body) },
         SightingKind::Message => {
             let first = index == 0;
             let handles = if first { std::mem::take(&mut attachments) } else { Vec::new() };

@@ -165,6 +165,8 @@ pub enum Notice {
     Goodbye {
         /// Who.
         from: Rank,
+        /// With what, opaque here.
+        body: Arc<[u8]>,
     },
     /// The process of these ranks died, or closed its connection without their goodbye.
     Lost {
@@ -198,6 +200,8 @@ pub struct Sighting {
     pub ago: Duration,
     /// What it was.
     pub kind: SightingKind,
+    /// Whether this rank has sent a message of the same round or a later one there. If not, the peer may wait for it.
+    pub answered: bool,
 }
 
 /// What a peer was last heard of by.

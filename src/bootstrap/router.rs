@@ -198,6 +198,14 @@ impl Router {
         ids.into_iter().for_each(|id| self.retire(state, id));
     }
 
+    /// A rank of this process is about to send the messages of a round.
+    pub(crate) fn sends(&self, id: CommId, rank: Rank, tag: Tag) {
+        let mut guard = self.state.lock();
+        if let Some(slot) = guard.comms.get_mut(&id).and_then(|comm| comm.slots.get_mut(&rank)) {
+            slot.sent = Some(tag);
+        }
+    }
+
     /// One notice for one rank, not from anyone.
     pub(crate) fn tell(&self, id: CommId, rank: Rank, notice: Notice) {
         let guard = self.state.lock();
@@ -216,7 +224,9 @@ impl Router {
             let Some(seen) = comm.slots.get(&me).and_then(|slot| slot.seen.get(&peer)) else { continue };
             let comm_name = comm.name.clone().unwrap_or_else(|| format!("not joined yet, {id:?}"));
             let ago = now.saturating_duration_since(seen.at);
-            found.push((seen.order, Sighting { comm_name, comm: id, tag: seen.tag, ago, kind: seen.kind }));
+            let answered = comm.slots.get(&me).is_some_and(|slot| slot.sent >= Some(seen.tag));
+            let sighting = Sighting { comm_name, comm: id, tag: seen.tag, ago, kind: seen.kind, answered };
+            found.push((seen.order, sighting));
         }
         found.sort_unstable_by_key(|(order, _)| std::cmp::Reverse(*order));
         found.into_iter().map(|(_, sighting)| sighting).collect()
@@ -276,6 +286,8 @@ impl Comm {
 #[derive(Debug, Default)]
 struct Slot {
     place: Place,
+    /// The tag of the last message that this rank sent.
+    sent: Option<Tag>,
     seen: BTreeMap<Rank, Seen>,
 }
 

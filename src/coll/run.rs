@@ -21,7 +21,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Misuse`] for slices that are closed, of other communicators, of windows without
-    /// [`WindowFlags::COLL_SYMMETRIC`], of different lengths, or no multiple of the type's size; the peers then wait
+    /// [`WindowFlags::COLL_SYMMETRIC`], of different lengths, or no multiple of the type's size, or not aligned to it; the peers then wait
     /// until their deadline. The communicator's failure.
     pub fn all_reduce(
         &self,
@@ -88,6 +88,14 @@ impl Call {
                 "{} bytes in, {} bytes out, in elements of {} bytes: all-reduce takes as much in as out, in whole elements",
                 send.range.len(),
                 recv.range.len(),
+                dtype.size_bytes()
+            )));
+        }
+        if [send, recv].into_iter().any(|slice| !slice.range.start.is_multiple_of(dtype.size_bytes())) {
+            return Err(misuse(format!(
+                "slices that start at bytes {} and {} of their windows: elements of {} bytes lie at multiples of that",
+                send.range.start,
+                recv.range.start,
                 dtype.size_bytes()
             )));
         }

@@ -21,7 +21,7 @@ use crate::devr::flush::message::WindowFlags;
 use crate::devr::request::Batch;
 use crate::devr::status::Status;
 use crate::devr::team::Team;
-use crate::devr::window::Window;
+use crate::devr::window::{Window, WindowEntry};
 use crate::driver::DeviceInfo;
 use crate::driver::buffers::{Buffer, BufferAllocator};
 use crate::error::{Error, Misuse, Peer, Result};
@@ -300,7 +300,7 @@ impl Communicator {
     /// buffers. Waits for nobody and takes no lock.
     #[must_use]
     pub fn find_window(&self, address: *const u8, len: usize) -> Option<Window> {
-        self.shared.core.index.find(address.addr(), len)?.window()
+        self.shared.core.index.find_map(address.addr(), len, WindowEntry::window)
     }
 
     /// The collectives' own device communicator, once a window with [`WindowFlags::COLL_SYMMETRIC`] has brought it
@@ -345,7 +345,7 @@ impl Communicator {
         }
         let errors = match ticket.wait() {
             Ok(outcome) => outcome?,
-            Err(Lost) => return Err(core.closed()),
+            Err(Lost) => return Err(self.shared.lost()),
         };
         if !self.shared.process.hub.drain(core.deadline) {
             let what = "this rank's goodbye to leave the process".to_owned();

@@ -72,7 +72,10 @@ pub(crate) struct Closing {
     pub(crate) slot: Slot,
     pub(crate) entry: Option<TableSlot>,
     pub(crate) memory: MemoryId,
-    /// The kernels of this rank that ran at the close: what they may see is not reused before they end.
+    /// The device address of its struct.
+    pub(crate) struct_address: u64,
+    /// The kernels of this rank that ran when its table entry was withdrawn: what they may see is not reused before
+    /// they end.
     pub(crate) running: BTreeSet<u64>,
     /// The buffer under it.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
@@ -119,10 +122,14 @@ struct Current {
     answers: Vec<Answer>,
     done: Option<Reply<Result<()>>>,
     timer: TimerId,
+    deadline: Time,
 }
 
 /// The close as an operation, for its deadline.
 const CLOSE: u64 = 0;
+
+/// A wait for other teams lasts at most this part of a deadline beyond it; see [`CommActor::grace`].
+const GRACE_DIVISOR: u32 = 4;
 
 /// Who awaits the close.
 type CloseReply = Reply<Result<Vec<DeviceError>>>;
@@ -159,7 +166,7 @@ impl Actor for CommActor {
             CommMsg::Dropped => self.dropped(cx),
             CommMsg::Failed(failure) => drop(self.fail_with(failure, Told::Nobody, cx)),
             CommMsg::Finalize(reply) => self.finalize(reply, cx),
-            CommMsg::KernelEnded => self.kernel_ended(),
+            CommMsg::KernelEnded => self.retire_deferred(),
             CommMsg::Link(next, rank) => {
                 self.linked = Some((next.id(), rank));
                 cx.link(&next);
@@ -184,7 +191,13 @@ impl Actor for CommActor {
 
     fn panicked(&mut self, message: &str, cx: &mut Cx<'_, CommMsg>) -> Flow {
         let by = self.core.agreed.me().clone();
-        self.fail(FailureCause::Panicked { by, message: message.to_owned() }, Told::Nobody, cx);
+        let closing = matches!(self.mode, Mode::Closing);
+        let error = self.fail(FailureCause::Panicked { by, message: message.to_owned() }, Told::Nobody, cx);
+        if closing {
+            // Half of it is given back; the rest is not touched again.
+            self.core.flat.leak();
+            return self.end(&Err(error));
+        }
         self.close_if_done()
     }
 
@@ -236,7 +249,7 @@ impl CommActor {
     /// Polls the job, and starts the next one when it has ended.
     fn advance(&mut self, cx: &mut Cx<'_, CommMsg>) {
         while matches!(self.mode, Mode::Open | Mode::Draining) {
-            if self.current.is_none() && !self.start(cx.now()) {
+            if self.current.is_none() && !self.start(cx) {
                 break;
             }
             let Some(current) = &mut self.current else { break };
@@ -253,13 +266,21 @@ impl CommActor {
         }
         if matches!(self.mode, Mode::Draining) && self.current.is_none() && self.queue.is_empty() {
             if let Some(endpoint) = self.core.endpoint() {
-                endpoint.goodbye();
+                endpoint.goodbye(&encode(&self.core.rounds.seq()));
             }
             self.begin_close(cx);
         }
     }
 
-    fn start(&mut self, now: Time) -> bool {
+    fn start(&mut self, cx: &mut Cx<'_, CommMsg>) -> bool {
+        if let Some(rank) = self.core.rounds.gone() {
+            // No batch can complete any more: nothing is sent, so nobody gets out of step.
+            let error = self.finalized(rank);
+            for Queued { batch, timer, .. } in self.queue.drain(..) {
+                cx.cancel(timer);
+                answer_all(batch.answers, batch.done, &error);
+            }
+        }
         let Some(Queued { id, batch, timer }) = self.queue.pop_front() else { return false };
         let seq = self.core.rounds.seq();
         let group = batch.work.group.as_ref().map_or_else(String::new, |name| format!(" of group `{name}`"));
@@ -270,28 +291,30 @@ impl CommActor {
             seq,
             tasks = batch.work.requests.len()
         );
-        self.core.board.begin(format!("batch {seq}{group}"), now);
+        self.core.board.begin(format!("batch {seq}{group}"), cx.now());
         let job = Box::pin(flush(Arc::clone(&self.core), batch.work));
-        self.current = Some(Current { id, job, answers: batch.answers, done: batch.done, timer });
+        let Batch { answers, done, deadline, .. } = batch;
+        self.current = Some(Current { id, job, answers, done, timer, deadline });
         true
     }
 
     fn finish(&mut self, ended: Ended, cx: &mut Cx<'_, CommMsg>) {
-        let Some(Current { answers, done, timer, .. }) = self.current.take() else { return };
-        cx.cancel(timer);
         if let Ended::Fatal(cause) = ended {
-            // The operation stays on the board: the failure names it.
-            let error = self.fail(cause, Told::Nobody, cx);
-            answer_all(answers, done, &error);
+            // It answers the batch too; the operation stays on the board: the failure names it.
+            self.fail(cause, Told::Nobody, cx);
             return;
         }
+        // Until this is through, the batch is the current one: a panic in here answers it like any other.
         let mut state = self.core.state();
         state.batch_ended(&self.core);
         self.core.rounds.next();
         self.core.board.digest(state.replicated.digest(self.core.rounds.seq()));
         self.core.board.committed(&state);
         drop(state);
+        self.retire_deferred();
         self.core.board.end();
+        let Some(Current { answers, done, timer, .. }) = self.current.take() else { return };
+        cx.cancel(timer);
         let outcome = match ended {
             Ended::Committed(outputs) => {
                 tracing::debug!(event = "batch.committed", comm = %self.core.agreed.name, rank = self.core.agreed.rank.get());
@@ -302,14 +325,16 @@ impl CommActor {
                 return;
             }
             Ended::RolledBack(rolled_back) => Error::RolledBack(rolled_back),
-            Ended::Finalized(rank) => {
-                let peer = self.core.agreed.world[rank.index()].clone();
-                Error::Finalized { comm: self.core.agreed.name.clone(), peer }
-            }
+            Ended::Finalized(rank) => self.finalized(rank),
             Ended::Fatal(_) => return,
         };
         tracing::warn!(event = "batch.rolled_back", comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), error = %outcome);
         answer_all(answers, done, &outcome);
+    }
+
+    fn finalized(&self, rank: Rank) -> Error {
+        let peer = self.core.agreed.world[rank.index()].clone();
+        Error::Finalized { comm: self.core.agreed.name.clone(), peer }
     }
 }
 
@@ -328,6 +353,8 @@ impl CommActor {
         }
         let error = Error::Failed(Arc::clone(&failure));
         if matches!(self.mode, Mode::Closing) {
+            // The close waits for kernels only, and they for peers that will not come.
+            self.core.watch.fail(error.clone());
             return error;
         }
         tracing::error!(event = "comm.failed", comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), %error);
@@ -336,6 +363,8 @@ impl CommActor {
         {
             let farewell = match &failure.cause {
                 FailureCause::Dropped { .. } => Farewell::Dropped,
+                // The frame says who.
+                FailureCause::Aborted { reason, .. } => Farewell::Failed(reason.clone()),
                 FailureCause::PeerLost { peers, detail } => {
                     Farewell::Lost(peers.iter().map(|peer| peer.rank).collect(), detail.clone())
                 }
@@ -365,7 +394,13 @@ impl CommActor {
     fn notice(&mut self, notice: Notice, cx: &mut Cx<'_, CommMsg>) {
         match notice {
             Notice::Message(incoming) => self.message(incoming, cx),
-            Notice::Goodbye { from } => self.core.rounds.goodbye(from),
+            Notice::Goodbye { from, body } => match decode(&body) {
+                Ok(seq) => self.core.rounds.goodbye(from, seq),
+                Err(detail) => {
+                    let peer = self.core.agreed.world[from.index()].clone();
+                    self.fail(FailureCause::Protocol { peer, detail }, Told::Nobody, cx);
+                }
+            },
             Notice::Abort { from, body } => {
                 let by = self.core.agreed.world[from.index()].clone();
                 let cause = match decode(&body) {
@@ -418,12 +453,32 @@ impl CommActor {
         if !runs && !self.queue.iter().any(|queued| queued.id == id) {
             return;
         }
+        if let Some(until) = self.grace()
+            && cx.now() < until
+        {
+            cx.timer(until, CommMsg::Deadline(id));
+            return;
+        }
         let missing = self.core.rounds.waits().map(|waits| waits.missing).unwrap_or_default();
         let mut blocked = Vec::new();
         let missing: Vec<Missing> =
             missing.into_iter().map(|rank| self.missing(rank, &mut blocked)).collect();
         let after = self.core.deadline;
         self.fail(FailureCause::Deadline { after, missing, blocked }, Told::Nobody, cx);
+    }
+
+    /// Who waits for other teams' verdicts gives those who wait for the missing rank itself the time to fail first, by
+    /// its name: a leader in merge step k a little longer than one in the step before, and members longer than leaders.
+    fn grace(&self) -> Option<Time> {
+        let round = self.core.rounds.waits()?.round;
+        let steps = self.core.agreed.teams().next_power_of_two().trailing_zeros();
+        let level = match round {
+            round::VERDICT => steps + 1,
+            step if step >= round::MERGE => u32::from(step - round::MERGE) + 1,
+            _ => return None,
+        };
+        let grace = self.core.deadline / GRACE_DIVISOR * level / (steps + 1);
+        Some(self.current.as_ref()?.deadline + grace)
     }
 
     /// A rank that did not answer, and where it waits for this rank meanwhile.
@@ -442,13 +497,14 @@ impl CommActor {
             )
         });
         for seen in endpoint.sightings(rank) {
-            // Its latest message there being an offer, it waits there for somebody's.
+            // It offers there and has no offer of this rank: it waits for it.
             if seen.comm != self.core.id
                 && seen.kind == SightingKind::Message
                 && seen.tag.round == round::OFFER
+                && !seen.answered
             {
                 blocked.push(format!(
-                    "{peer} waits in communicator `{}`, batch {}, for offers",
+                    "{peer} waits in communicator `{}`, batch {}, for this rank's offer",
                     seen.comm_name, seen.tag.seq
                 ));
             }
@@ -463,23 +519,42 @@ impl CommActor {
 
 /// Closing.
 impl CommActor {
-    fn close_window(&mut self, closing: Closing) {
-        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) || !self.core.kernels.ended(&closing.running)
-        {
+    fn close_window(&mut self, mut closing: Closing) {
+        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             self.deferred.push(closing);
-        } else {
+            return;
+        }
+        if let (Some(entry), Some(objects)) = (closing.entry, self.core.state().objects.as_mut())
+            && let Err(error) = objects.withdraw(entry)
+        {
+            self.undo_failed(&error);
+        }
+        closing.running = self.core.kernels.running();
+        if closing.running.is_empty() {
             self.retire(closing);
+        } else {
+            self.deferred.push(closing);
         }
     }
 
+    fn undo_failed(&self, error: &DeviceError) {
+        tracing::error!(event = "window.undo_failed", comm = %self.core.agreed.name, %error);
+        self.core.board.undo_failures(std::slice::from_ref(error));
+    }
+
     /// Nothing of this rank can see the window any more.
-    fn retire(&self, closing: Closing) {
+    fn retire(&mut self, closing: Closing) {
+        self.core.sizes.write().remove(&closing.struct_address);
+        // Copies that began before the close are short; nothing is unmapped under them.
+        drop(self.core.copies.write());
         let mut state = self.core.state();
         if let Some(objects) = state.objects.as_mut()
             && let Err(error) = objects.retire(closing.slot, closing.entry)
         {
-            tracing::error!(event = "window.undo_failed", comm = %self.core.agreed.name, %error);
-            self.core.board.undo_failures(&[error]);
+            // Kernels may find it still, so its memory stays; tried again when a kernel or a batch has ended.
+            self.undo_failed(&error);
+            drop(state);
+            return self.deferred.push(closing);
         }
         state.unuse(closing.memory, &self.core);
         drop(state);
@@ -489,14 +564,14 @@ impl CommActor {
         self.core.board.committed(&self.core.state());
     }
 
-    fn kernel_ended(&mut self) {
+    /// Retires what was closed while kernels ran that have ended meanwhile.
+    fn retire_deferred(&mut self) {
         if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             return;
         }
-        let (ended, waiting) =
+        let (ended, waiting): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.deferred).into_iter().partition(|c| self.core.kernels.ended(&c.running));
         self.deferred = waiting;
-        let ended: Vec<Closing> = ended;
         ended.into_iter().for_each(|closing| self.retire(closing));
     }
 
@@ -550,6 +625,11 @@ impl CommActor {
             );
             Err(Error::Limit { what, waited: self.core.deadline })
         };
+        self.end(&result)
+    }
+
+    /// The last thing that this actor does.
+    fn end(&mut self, result: &Result<Vec<DeviceError>>) -> Flow {
         tracing::debug!(event = "comm.closed", comm = %self.core.agreed.name, rank = self.core.agreed.rank.get());
         self.deferred.clear();
         self.core.disconnect();

@@ -77,14 +77,14 @@ impl Agreed {
         let size = u32::try_from(world.len()).unwrap_or(u32::MAX);
         let lsa_size = first.lsa_team_size.unwrap_or(size);
         if lsa_size == 0 || !size.is_multiple_of(lsa_size) {
-            let why = format!("a number of ranks that divides all {size}, at least 1");
-            return Err(bad("SYMWIN_LSA_TEAM_SIZE", lsa_size.to_string(), why));
+            let why = format!("it must divide the {size} ranks");
+            return Err(bad("LSA team size (SYMWIN_LSA_TEAM_SIZE)", lsa_size.to_string(), why));
         }
         let memory = devices().map(|d| d.memory_bytes).max().unwrap_or(0);
         let asked = first.stride.filter(|&bytes| bytes > 0).unwrap_or(memory).max(1);
         let Some(stride) = asked.checked_next_multiple_of(STRIDE_UNIT) else {
             let why = "a number of bytes that can be rounded up to 4 GiB".to_owned();
-            return Err(bad("SYMWIN_STRIDE", asked.to_string(), why));
+            return Err(bad("stride (SYMWIN_STRIDE)", asked.to_string(), why));
         };
         Ok(Self {
             name: first.name.clone(),

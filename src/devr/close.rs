@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::flush::message::MemoryId;
-use super::owned::{Held, release_all};
+use super::owned::{Binding, Held, release_all};
 use crate::driver::DeviceError;
 
 /// Gives everything back, this rank's host kernels having ended. `clean` says that the communicator had not failed:
@@ -12,19 +12,19 @@ use crate::driver::DeviceError;
 /// failed one they stay until the last rank of the process has closed. Returns the calls that failed; all others
 /// were made.
 pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
+    // Copies that began before the close are short; nothing is unmapped under them.
+    drop(core.copies.write());
     let mut state = core.state();
     let driver = &*core.driver;
     let mut errors = Vec::new();
-    for (_, local) in state.multicast.drain() {
-        for (at, size) in local.bound.into_values().flatten() {
-            errors.extend(driver.multicast_unbind(local.object.handle(), at, size).err());
-        }
-        errors.extend(local.place.close(driver));
+    for local in std::mem::take(&mut state.multicast).into_values() {
+        errors.extend(local.bound.into_values().flatten().flat_map(Binding::unbind));
+        errors.extend(local.place.close());
         errors.extend(release_all([local.object]));
     }
     core.multicast_bases.lock().clear();
     let memories: Vec<(MemoryId, Vec<Arc<Held>>)> =
-        state.memories.drain().map(|(id, memory)| (id, memory.held)).collect();
+        std::mem::take(&mut state.memories).into_iter().map(|(id, memory)| (id, memory.held)).collect();
     for (id, held) in memories {
         if clean {
             errors.extend(core.flat.retire(id, driver));

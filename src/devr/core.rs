@@ -4,7 +4,7 @@
 //! actor's own: it sits behind a lock only because the job, polled by the same actor, needs it too; nobody else
 //! takes that lock, so it is never contended, and no guard lives across an await.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::flush::made::MulticastRange;
 use super::flush::message::{MemoryId, Token};
 use super::index::WindowIndex;
 use super::objects::Objects;
-use super::owned::{Held, release_all};
+use super::owned::{Binding, Held, release_all};
 use super::replicated::Replicated;
 use super::rounds::Rounds;
 use super::status::Board;
@@ -60,6 +60,9 @@ pub(crate) struct Core {
     pub(crate) deadline: Duration,
     /// The order of this rank's collectives, which share barriers.
     pub(crate) collective: Turns,
+    /// Safe copies hold it shared; who unmaps takes it alone for a moment, so that a copy never sees an address
+    /// that is gone.
+    pub(crate) copies: RwLock<()>,
     /// Host kernels of this rank that run.
     pub(crate) kernels: Kernels,
     /// Where multicast objects of this rank's teams are mapped, by their LSA ranks, for the pointer getters.
@@ -110,6 +113,7 @@ impl Core {
             runtime,
             deadline,
             collective: Turns::default(),
+            copies: RwLock::new(()),
             kernels: Kernels::default(),
             multicast_bases: Mutex::new(HashMap::new()),
             collectives: Mutex::new(None),
@@ -156,7 +160,8 @@ impl Core {
 
     /// Tells the actor that a window or device communicator was closed. An actor that has ended has closed all.
     pub(crate) fn tell_close(&self, closing: Closing) {
-        if let Some(actor) = self.actor.upgrade() {
+        // Who has left has given all back: what the closing keeps goes here and now.
+        if let (Some(actor), Some(_)) = (self.actor.upgrade(), self.endpoint()) {
             let _ = actor.queue(CommMsg::Close(closing));
         }
     }
@@ -177,9 +182,9 @@ pub(crate) struct State {
     /// The names of this rank's allocations.
     pub(crate) tokens: Tokens,
     /// This rank's part of every memory that it has not retired.
-    pub(crate) memories: HashMap<MemoryId, LocalMemory>,
+    pub(crate) memories: BTreeMap<MemoryId, LocalMemory>,
     /// This rank's part of multicast objects, by their team's LSA ranks.
-    pub(crate) multicast: HashMap<Vec<u32>, LocalMulticast>,
+    pub(crate) multicast: BTreeMap<Vec<u32>, LocalMulticast>,
     /// Retired since the last offer.
     pub(crate) retired: Vec<MemoryId>,
     /// Quarantined (offset, span) since the last offer.
@@ -188,8 +193,6 @@ pub(crate) struct State {
     pub(crate) offered: bool,
     /// Memories whose last window closed while an offer was out.
     pub(crate) idle: BTreeSet<MemoryId>,
-    /// Bytes of each stride that this rank has ever quarantined.
-    pub(crate) quarantined_bytes: u64,
 }
 
 impl State {
@@ -198,13 +201,12 @@ impl State {
             replicated: Replicated::new(agreed.stride, agreed.lsa_rank().get()),
             objects: None,
             tokens: Tokens::default(),
-            memories: HashMap::new(),
-            multicast: HashMap::new(),
+            memories: BTreeMap::new(),
+            multicast: BTreeMap::new(),
             retired: Vec::new(),
             quarantined: Vec::new(),
             offered: false,
             idle: BTreeSet::new(),
-            quarantined_bytes: 0,
         }
     }
 
@@ -243,8 +245,22 @@ impl State {
             ?errors
         );
         self.quarantined.push((offset, span));
-        self.quarantined_bytes += span;
-        core.board.quarantined(self.quarantined_bytes, errors);
+        core.board.undo_failures(errors);
+        core.board.committed(self);
+    }
+
+    /// Bytes of each stride that are out for good: those that all ranks know of, and what this rank's next offer
+    /// will tell.
+    pub(crate) fn quarantined_bytes(&self) -> u64 {
+        if self.quarantined.is_empty() {
+            return self.replicated.space.quarantined_bytes();
+        }
+        let mut space = self.replicated.space.clone();
+        for &(offset, span) in &self.quarantined {
+            // What this rank took out lay in the space.
+            let _ = space.quarantine(offset, span);
+        }
+        space.quarantined_bytes()
     }
 
     fn retire(&mut self, id: MemoryId, core: &Core) {
@@ -283,8 +299,8 @@ pub(crate) struct LocalMulticast {
     pub(crate) object: Arc<Held>,
     /// Where it is mapped.
     pub(crate) place: MulticastRange,
-    /// What is bound, by memory: where in the object, and how much.
-    pub(crate) bound: HashMap<MemoryId, Vec<(usize, usize)>>,
+    /// What is bound, by memory. It may outlive this rank's part of the memory: peers may still store to it.
+    pub(crate) bound: BTreeMap<MemoryId, Vec<Binding>>,
 }
 
 /// The names of this rank's allocations. A token lives while something refers to the allocation; none is used

@@ -1,5 +1,6 @@
 //! Device communicators: what kernels take to find windows, barriers and buffers.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,8 +131,7 @@ impl DevComm {
         blocks: u32,
         kernel: impl Fn(&Kernel<'_>) -> Result<T> + Send + Sync + 'static,
     ) -> Result<KernelHandle<T>> {
-        self.check_open()?;
-        Ok(device::launch(self.env(), blocks, kernel))
+        Ok(device::launch(self.env()?, blocks, kernel))
     }
 
     /// Runs a host kernel of one block in this thread.
@@ -139,8 +139,7 @@ impl DevComm {
     /// # Errors
     /// As [`DevComm::launch`], and what the kernel returns.
     pub fn run<T>(&self, kernel: impl FnOnce(&Kernel<'_>) -> Result<T>) -> Result<T> {
-        self.check_open()?;
-        device::run_here(self.env(), kernel)
+        device::run_here(self.env()?, kernel)
     }
 
     fn check_open(&self) -> Result<()> {
@@ -152,13 +151,14 @@ impl DevComm {
         core.watch.error().map_or(Ok(()), Err)
     }
 
-    fn env(&self) -> device::KernelEnv {
+    /// The kernel counts as running before it is known whether it may: a close either sees it or is seen by it.
+    fn env(&self) -> Result<device::KernelEnv> {
         let core = Arc::clone(&self.0.core);
         let id = core.kernels.begin();
         // The kernel keeps its device communicator, and so its resource buffer, open.
         let this = self.clone();
         let sizes = Arc::clone(&core);
-        device::kernel::of_communicator(
+        let env = device::kernel::of_communicator(
             self.0.device,
             Arc::clone(&core.watch),
             &core.agreed.name,
@@ -171,7 +171,9 @@ impl DevComm {
             if let Some(actor) = this.0.core.actor.upgrade() {
                 let _ = actor.control(CommMsg::KernelEnded);
             }
-        })
+        });
+        self.check_open()?;
+        Ok(env)
     }
 }
 
@@ -185,7 +187,8 @@ impl Inner {
                 slot: resource.slot,
                 entry: None,
                 memory: resource.memory,
-                running: self.core.kernels.running(),
+                struct_address: resource.struct_address,
+                running: BTreeSet::new(),
                 keep: None,
             });
         }

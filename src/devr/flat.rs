@@ -7,8 +7,8 @@
 //! memory is unmapped when the last rank of the process has retired it, and never on a failed communicator
 //! before the last rank of the process has closed it.
 
-use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -20,6 +20,12 @@ use crate::ids::LsaRank;
 
 /// What `reserve` aligns the range to: the largest page that a device may use.
 const ALIGN: usize = 512 << 20;
+
+/// What is kept until the last close of the process: nobody can use it any more by then.
+pub(crate) trait Kept: fmt::Debug + Send {
+    /// Gives it back, whatever fails on the way. The flat range and all that was mapped in it are gone.
+    fn give_back(self: Box<Self>) -> Vec<DeviceError>;
+}
 
 /// The flat range of one process for one LSA team.
 #[derive(Debug)]
@@ -34,12 +40,14 @@ pub(crate) struct FlatRange {
 struct Inner {
     /// Where it is, once a rank has needed it.
     range: Option<Arc<Reservation>>,
+    /// The device that reserved it.
+    driver: Option<Arc<dyn Driver>>,
     /// Ranks of the process that have not closed the communicator.
     open: usize,
     /// What is mapped for each committed memory, and how many ranks of the process have not retired it.
     memories: BTreeMap<MemoryId, (Vec<Mapped>, usize)>,
     /// What dropped jobs had made, kept until the last close.
-    attic: Vec<Box<dyn Any + Send>>,
+    attic: Vec<Box<dyn Kept>>,
     /// Something may still run on it: it stays mapped for ever.
     leaked: bool,
 }
@@ -49,6 +57,7 @@ impl FlatRange {
     pub(crate) fn new(stride: u64, lsa_size: u32, ranks_here: usize) -> Arc<Self> {
         let inner = Inner {
             range: None,
+            driver: None,
             open: ranks_here,
             memories: BTreeMap::new(),
             attic: Vec::new(),
@@ -63,12 +72,13 @@ impl FlatRange {
     }
 
     /// The range, reserving it on first use. Whoever calls this lets go of it before the communicator is closed.
-    pub(crate) fn range(&self, driver: &dyn Driver) -> Result<Arc<Reservation>, DeviceError> {
+    pub(crate) fn range(&self, driver: &Arc<dyn Driver>) -> Result<Arc<Reservation>, DeviceError> {
         let mut inner = self.inner.lock();
         if let Some(range) = &inner.range {
             return Ok(Arc::clone(range));
         }
-        let range = Arc::new(Reservation::new(driver, self.len(), ALIGN)?);
+        let range = Arc::new(Reservation::new(&**driver, self.len(), ALIGN)?);
+        inner.driver = Some(Arc::clone(driver));
         inner.range = Some(Arc::clone(&range));
         Ok(range)
     }
@@ -101,7 +111,7 @@ impl FlatRange {
     }
 
     /// Keeps something until the last rank of the process has closed.
-    pub(crate) fn keep(&self, what: Box<dyn Any + Send>) {
+    pub(crate) fn keep(&self, what: Box<dyn Kept>) {
         self.inner.lock().attic.push(what);
     }
 
@@ -126,11 +136,25 @@ impl FlatRange {
         if let Some(range) = range.and_then(Arc::into_inner) {
             errors.extend(range.free(driver).err());
         }
-        drop(attic);
+        errors.extend(attic.into_iter().flat_map(|kept| kept.give_back()));
         errors
     }
 
     fn len(&self) -> usize {
         self.stride.saturating_mul(self.lsa_size)
+    }
+}
+
+impl Drop for FlatRange {
+    /// Where some rank of the process has never been in this communicator (it did not duplicate its parent), no close
+    /// is the last one. Nobody is left who could use the range here.
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        let (range, driver) = (inner.range.take().and_then(Arc::into_inner), inner.driver.take());
+        if let (Some(range), Some(driver), false) = (range, driver, inner.leaked)
+            && let Err(error) = range.free(&*driver)
+        {
+            tracing::error!(event = "close.undo_failed", %error);
+        }
     }
 }

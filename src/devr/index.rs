@@ -118,12 +118,19 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
     /// batch was published meanwhile: what replaces that window may be in the newer snapshot alone.
     #[must_use]
     pub fn find(&self, address: usize, len: usize) -> Option<T> {
+        self.find_map(address, len, |value| Some(T::clone(value)))
+    }
+
+    /// As [`WindowIndex::find`], of what `open` makes of the values. A window of which it makes nothing is about to be
+    /// removed, and counts as removed: what is around it is found instead.
+    #[must_use]
+    pub fn find_map<U>(&self, address: usize, len: usize, open: impl Fn(&T) -> Option<U>) -> Option<U> {
         let last = address.checked_add(len.saturating_sub(1))?;
         let mut runs = self.published.load();
         loop {
             let mut search = Search { address, last, innermost: None, met_removed: false };
             for run in runs.iter() {
-                search.visit(run);
+                search.visit(run, &open);
             }
             if search.met_removed {
                 let newest = self.published.load();
@@ -132,7 +139,7 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
                     continue;
                 }
             }
-            return search.innermost.map(|(_, value)| T::clone(&value));
+            return search.innermost.map(|(_, found)| found);
         }
     }
 
@@ -261,18 +268,18 @@ impl<T> Run<T> {
 }
 
 /// One lookup in one snapshot.
-struct Search<T> {
+struct Search<U> {
     address: usize,
     /// The address of the range's last byte.
     last: usize,
     /// The innermost of the visited runs.
-    innermost: Option<(InnerRank, Arc<T>)>,
+    innermost: Option<(InnerRank, U)>,
     /// Whether an empty cell was among the candidates.
     met_removed: bool,
 }
 
-impl<T> Search<T> {
-    fn visit(&mut self, run: &Run<T>) {
+impl<U> Search<U> {
+    fn visit<T>(&mut self, run: &Run<T>, open: impl Fn(&T) -> Option<U>) {
         let mut next = run.bases.partition_point(|&base| base <= self.address).checked_sub(1);
         while let Some(i) = next {
             if run.lasts[i] < self.last {
@@ -283,8 +290,8 @@ impl<T> Search<T> {
             let rank = run.nodes[i].rank();
             if self.innermost.as_ref().is_some_and(|(inner, _)| *inner > rank) {
                 return;
-            } else if let Some(value) = run.nodes[i].value.load_full() {
-                self.innermost = Some((rank, value));
+            } else if let Some(found) = run.nodes[i].value.load_full().and_then(|value| open(&value)) {
+                self.innermost = Some((rank, found));
                 return;
             } else {
                 self.met_removed = true;

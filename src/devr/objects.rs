@@ -20,9 +20,12 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// Makes the stream and the table's first chunk.
-    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, DeviceError> {
-        let stream = driver.stream_create()?;
+    /// Makes the stream and the table's first chunk. If that fails nothing of it remains.
+    ///
+    /// # Errors
+    /// The first call that failed, and the calls that failed while the rest was undone.
+    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, (DeviceError, Vec<DeviceError>)> {
+        let stream = driver.stream_create().map_err(|error| (error, Vec::new()))?;
         let mut objects = Self {
             driver: Arc::clone(driver),
             stream,
@@ -31,10 +34,7 @@ impl Objects {
         };
         match objects.table.reserve(0) {
             Ok(_) => Ok(objects),
-            Err(error) => {
-                objects.close();
-                Err(error)
-            }
+            Err(error) => Err((error, objects.close())),
         }
     }
 
@@ -50,10 +50,17 @@ impl Objects {
         self.table.publish_all(self.stream, entries)
     }
 
-    /// Takes a closed window away from kernels, for good: its entry, then its struct, then both slots.
+    /// Hides a closed window from lookups of kernels that begin from here on.
+    pub(crate) fn withdraw(&mut self, entry: TableSlot) -> Result<(), DeviceError> {
+        self.table.withdraw(self.stream, entry).map(drop)
+    }
+
+    /// Takes a closed window away for good, once no kernel can have seen it: its struct, then both slots. May be
+    /// tried again after an error.
     pub(crate) fn retire(&mut self, window: Slot, entry: Option<TableSlot>) -> Result<(), DeviceError> {
         if let Some(entry) = entry {
-            self.table.withdraw(self.stream, entry)?;
+            // Done before, unless that failed.
+            self.withdraw(entry)?;
             self.table.free(entry);
         }
         self.windows.set(window, abi::Window::poisoned());
@@ -71,6 +78,13 @@ impl Objects {
         for &slot in entries {
             self.table.free(slot);
         }
+    }
+
+    /// Undo calls that failed since the last time this was asked: of pages that could not be made.
+    pub(crate) fn take_undo_errors(&mut self) -> Vec<DeviceError> {
+        let mut errors = self.windows.take_undo_errors();
+        errors.extend(self.table.take_undo_errors());
+        errors
     }
 
     /// Gives everything back.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::flat::Kept;
 use crate::driver::{DeviceError, Driver, Handle};
 
 /// One reference to physical memory (or a multicast object). Dropping it releases it; [`Held::release`] does so
@@ -36,6 +37,62 @@ impl Drop for Held {
         {
             tracing::error!(event = "device.undo_failed", %error, handle = handle.0);
         }
+    }
+}
+
+/// This rank's memory bound to a multicast object. It keeps both, since peers may store through the object after
+/// this rank has retired the memory. Dropping it unbinds; [`Binding::unbind`] does so too and says what failed.
+#[derive(Debug)]
+pub(crate) struct Binding {
+    driver: Arc<dyn Driver>,
+    object: Arc<Held>,
+    memory: Arc<Held>,
+    at: usize,
+    size: usize,
+    bound: bool,
+}
+
+impl Binding {
+    /// Binds `size` bytes of `memory` from its start at `at` in the object, to which all devices were added (P-6).
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        object: &Arc<Held>,
+        memory: &Arc<Held>,
+        at: usize,
+        size: usize,
+    ) -> Result<Self, DeviceError> {
+        driver.multicast_bind(object.handle(), at, memory.handle(), size)?;
+        let (object, memory) = (Arc::clone(object), Arc::clone(memory));
+        Ok(Self { driver: Arc::clone(driver), object, memory, at, size, bound: true })
+    }
+
+    /// Unbinds, and gives back the memory and the object where this was the last to keep them.
+    pub(crate) fn unbind(mut self) -> Vec<DeviceError> {
+        let failed = self.end();
+        let kept = [Arc::clone(&self.memory), Arc::clone(&self.object)];
+        drop(self);
+        failed.into_iter().chain(release_all(kept)).collect()
+    }
+
+    fn end(&mut self) -> Option<DeviceError> {
+        if !std::mem::replace(&mut self.bound, false) {
+            return None;
+        }
+        self.driver.multicast_unbind(self.object.handle(), self.at, self.size).err()
+    }
+}
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        if let Some(error) = self.end() {
+            tracing::error!(event = "device.undo_failed", %error, handle = self.object.handle().0);
+        }
+    }
+}
+
+impl Kept for Vec<Arc<Held>> {
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        release_all(*self)
     }
 }
 

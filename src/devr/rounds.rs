@@ -24,8 +24,8 @@ struct Inner {
     /// The batch that runs, or the next one if none does.
     seq: u64,
     received: BTreeMap<(u64, u8), BTreeMap<Rank, Incoming>>,
-    /// Ranks that have said goodbye, in order of their goodbyes.
-    gone: Vec<Rank>,
+    /// Ranks that have said goodbye, in order of their goodbyes, each with the first batch that it has no part in.
+    gone: Vec<(Rank, u64)>,
     /// What the job waits for.
     waits: Option<Waits>,
 }
@@ -50,6 +50,11 @@ impl Rounds {
         let mut inner = self.inner.lock();
         let (seq, round) = (incoming.tag.seq, incoming.tag.round);
         if seq < inner.seq || seq > inner.seq + 1 {
+            if !inner.gone.is_empty() {
+                // No batch completes any more, and ranks that hear of a goodbye at different times count different
+                // numbers of batches.
+                return Ok(());
+            }
             return Err(format!("a message of batch {seq} while this rank is at batch {}", inner.seq));
         }
         let from = incoming.from;
@@ -59,12 +64,17 @@ impl Rounds {
         }
     }
 
-    /// A peer has said goodbye; nothing comes from it after this.
-    pub(crate) fn goodbye(&self, from: Rank) {
+    /// A peer has said goodbye: it has no part in batch `seq` and later ones, and nothing comes from it after this.
+    pub(crate) fn goodbye(&self, from: Rank, seq: u64) {
         let mut inner = self.inner.lock();
-        if !inner.gone.contains(&from) {
-            inner.gone.push(from);
+        if inner.gone.iter().all(|&(rank, _)| rank != from) {
+            inner.gone.push((from, seq));
         }
+    }
+
+    /// A rank that has said goodbye without a part in the present batch, which so cannot complete.
+    pub(crate) fn gone(&self) -> Option<Rank> {
+        self.inner.lock().gone()
     }
 
     /// The present batch has ended; the next one may be offered.
@@ -86,10 +96,16 @@ impl Rounds {
         self.inner.lock().waits.clone()
     }
 
-    /// The messages of a round of the present batch from `from`, in that order, once all are there; the rank that
-    /// has said goodbye if one of them never will be.
+    /// The messages of a round of the present batch from `from`, in that order, once all are there; a rank that has
+    /// said goodbye before this batch, whichever ranks' messages are missing: nobody completes it.
     pub(crate) fn gather(&self, round: u8, from: Vec<Rank>) -> Gather<'_> {
         Gather { rounds: self, round, from }
+    }
+}
+
+impl Inner {
+    fn gone(&self) -> Option<Rank> {
+        self.gone.iter().find(|(_, seq)| *seq <= self.seq).map(|&(rank, _)| rank)
     }
 }
 
@@ -115,7 +131,7 @@ impl Future for Gather<'_> {
             let mut all = inner.received.remove(&key).unwrap_or_default();
             return Poll::Ready(Ok(self.from.iter().filter_map(|rank| all.remove(rank)).collect()));
         }
-        if let Some(&rank) = inner.gone.iter().find(|rank| missing.contains(rank)) {
+        if let Some(rank) = inner.gone() {
             inner.waits = None;
             return Poll::Ready(Err(rank));
         }

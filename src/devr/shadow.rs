@@ -18,11 +18,8 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::driver::page::Page;
 use crate::driver::{DeviceError, Driver, Stream};
-
-mod page;
-
-use page::Page;
 
 /// Names an object of one pool. Slots are used again; a name is not: an old one is known to be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -38,7 +38,8 @@ pub struct Status {
     pub table_slots: usize,
     /// Bytes of every stride that memories take.
     pub space_bytes: u64,
-    /// Bytes of every stride that this rank has quarantined.
+    /// Bytes of every stride that are out for good, since an undo call failed on some rank: what all ranks have
+    /// heard of, and what this rank tells with its next batch.
     pub quarantined_bytes: u64,
     /// Undo calls that have failed on this rank so far, the latest ones (at most 16).
     pub undo_failures: Vec<DeviceError>,
@@ -157,6 +158,7 @@ impl Board {
         status.agreed_memories = state.replicated.memories.len();
         status.allocations = state.tokens.len();
         status.space_bytes = state.replicated.space.allocated_bytes();
+        status.quarantined_bytes = state.quarantined_bytes();
         if let Some(objects) = &state.objects {
             status.shadow_slots = objects.windows.counts().slots;
             status.table_slots = objects.table.counts().live;
@@ -169,11 +171,6 @@ impl Board {
     /// The digest after a batch.
     pub(crate) fn digest(&self, digest: u64) {
         self.inner.lock().status.digest = digest;
-    }
-
-    pub(crate) fn quarantined(&self, bytes: u64, errors: &[DeviceError]) {
-        self.inner.lock().status.quarantined_bytes = bytes;
-        self.undo_failures(errors);
     }
 
     pub(crate) fn undo_failures(&self, errors: &[DeviceError]) {

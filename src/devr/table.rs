@@ -19,47 +19,15 @@ use std::collections::BinaryHeap;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::IntoBytes;
 
+use crate::device::abi;
+pub use crate::device::abi::{WindowTable as TableChunk, WindowTableEntry as TableEntry};
 use crate::devr::shadow::{ShadowPool, Slot};
 use crate::driver::{Call, DeviceError, DeviceProblem, Driver, Stream};
 
 /// Entries in a chunk.
-pub const CHUNK_ENTRIES: usize = 32;
-
-/// One window as kernels find it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(clippy::exhaustive_structs, reason = "NCCL's layout: it cannot grow")]
-pub struct TableEntry {
-    /// The address of the window's first byte, as this rank's user knows it.
-    pub base: u64,
-    /// Its length in bytes.
-    pub size: u64,
-    /// The device address of its window struct; zero while the entry is unused.
-    pub window: u64,
-}
-
-/// One link of the chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, FromBytes, Immutable, KnownLayout)]
-#[repr(C)]
-#[allow(clippy::exhaustive_structs, reason = "NCCL's layout: it cannot grow")]
-pub struct TableChunk {
-    /// The entries; used ones anywhere among unused ones.
-    pub entries: [TableEntry; CHUNK_ENTRIES],
-    /// The device address of the next chunk; zero in the last one.
-    pub next: u64,
-}
-
-const _: () = {
-    assert!(size_of::<TableEntry>() == 24 && align_of::<TableEntry>() == 8);
-    assert!(offset_of!(TableEntry, base) == 0);
-    assert!(offset_of!(TableEntry, size) == 8);
-    assert!(offset_of!(TableEntry, window) == 16);
-    assert!(size_of::<TableChunk>() == 776 && align_of::<TableChunk>() == 8);
-    assert!(offset_of!(TableChunk, entries) == 0);
-    assert!(offset_of!(TableChunk, next) == 768);
-};
+const CHUNK_ENTRIES: usize = abi::TABLE_ENTRIES;
 
 /// Names a reserved entry of one table. An old name is known to be stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

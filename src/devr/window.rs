@@ -1,12 +1,13 @@
 //! Windows: one range of every rank's memory, side by side.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use super::actor::Closing;
 use super::core::Core;
@@ -72,8 +73,6 @@ struct Inner {
     /// Each LSA rank's size where they differ.
     sizes: Option<Arc<[u64]>>,
     closed: AtomicBool,
-    /// Safe copies hold it shared, closing takes it alone: a copy never sees an unmapped address.
-    copies: RwLock<()>,
 }
 
 impl Window {
@@ -95,7 +94,6 @@ impl Window {
             keep,
             sizes,
             closed: AtomicBool::new(false),
-            copies: RwLock::new(()),
         }))
     }
 
@@ -214,7 +212,8 @@ impl Window {
     /// As [`Window::peer_ptr`].
     pub fn read(&self, rank: Rank, offset: usize, to: &mut [u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
-        let _open = self.0.copies.read();
+        // Whoever unmaps waits for this: see `Core::copies`.
+        let _copying = self.0.core.copies.read();
         self.check_open()?;
         self.check_range(lsa, offset, to.len())?;
         self.0.place.view.read(self.lsa_address(lsa, offset), to)
@@ -226,7 +225,8 @@ impl Window {
     /// As [`Window::peer_ptr`].
     pub fn write(&self, rank: Rank, offset: usize, from: &[u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
-        let _open = self.0.copies.read();
+        // Whoever unmaps waits for this: see `Core::copies`.
+        let _copying = self.0.core.copies.read();
         self.check_open()?;
         self.check_range(lsa, offset, from.len())?;
         self.0.place.view.write(self.lsa_address(lsa, offset), from)
@@ -280,7 +280,7 @@ impl Window {
         if lsa.get() >= core.agreed.lsa_size {
             let team = format!("an LSA team of {} ranks", core.agreed.lsa_size);
             return Err(Misuse::NotInTeam {
-                rank: Rank::new(core.agreed.lsa_range().start + lsa.get()),
+                rank: Rank::new(core.agreed.lsa_range().start.saturating_add(lsa.get())),
                 team,
             });
         }
@@ -313,19 +313,16 @@ impl Inner {
 
     /// Closes it once; false if it was closed.
     fn close(&self) -> bool {
-        let _alone = self.copies.write();
         if self.closed.swap(true, Ordering::AcqRel) {
             return false;
         }
         self.core.index.remove(self.id());
-        if self.sizes.is_some() {
-            self.core.sizes.write().remove(&(self.place.struct_address as u64));
-        }
         self.core.tell_close(Closing {
             slot: self.place.slot,
             entry: self.place.entry,
             memory: self.place.memory,
-            running: self.core.kernels.running(),
+            struct_address: self.place.struct_address as u64,
+            running: BTreeSet::new(),
             keep: self.keep.lock().take(),
         });
         true
@@ -368,9 +365,12 @@ impl Window {
     /// Bytes `range` of the window.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`].
+    /// [`Misuse::OutOfRange`], [`Misuse::Other`] if the range ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice> {
-        let len = range.end.saturating_sub(range.start);
+        let Some(len) = range.end.checked_sub(range.start) else {
+            let what = format!("{}: the slice {range:?} ends before it starts", self.0.name());
+            return Err(Misuse::Other { what }.into());
+        };
         self.check_range(self.0.core.agreed.lsa_rank(), range.start, len)?;
         Ok(WindowSlice { window: self.clone(), range })
     }

@@ -15,6 +15,7 @@
 //! - `retain` returns the same handle value that `create` gave, as CUDA does.
 //! - Addresses and sizes given to `map`, `unmap` and `set_access` are multiples of the granularity.
 
+pub(crate) mod page;
 pub(crate) mod range;
 
 use std::fmt;

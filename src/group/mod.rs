@@ -109,9 +109,10 @@ impl Group {
     }
 
     /// Takes over everything that another group has queued, behind what this one has. The name of this group stays.
-    pub fn join(&self, other: Self) {
+    pub fn join(&self, mut other: Self) {
         let mut joined = std::mem::take(&mut *other.joined.lock());
-        joined.push(Arc::clone(&other.open));
+        // Its pendings are open until this group ends, not until that value is dropped.
+        joined.push(std::mem::take(&mut other.open));
         self.joined.lock().extend(joined);
         let theirs = std::mem::take(&mut *other.parts.lock());
         let mut parts = self.parts.lock();

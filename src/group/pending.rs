@@ -21,6 +21,8 @@ pub struct Pending<T> {
     ticket: Ticket<Result<T>>,
     comm: Arc<Shared>,
     group_open: Arc<AtomicBool>,
+    /// It has given its outcome, which comes once.
+    taken: bool,
 }
 
 impl<T: Send + 'static> Pending<T> {
@@ -30,7 +32,7 @@ impl<T: Send + 'static> Pending<T> {
         comm: &Arc<Shared>,
         group_open: &Arc<AtomicBool>,
     ) -> Self {
-        Self { what, ticket, comm: Arc::clone(comm), group_open: Arc::clone(group_open) }
+        Self { what, ticket, comm: Arc::clone(comm), group_open: Arc::clone(group_open), taken: false }
     }
 
     /// Waits for the end of the batch. The batch's own deadline bounds the wait.
@@ -40,7 +42,7 @@ impl<T: Send + 'static> Pending<T> {
     pub fn wait(mut self) -> Result<T> {
         let runtime = self.comm.core.runtime.clone();
         // Another thread may be about to end the group.
-        while self.group_open.load(Ordering::Acquire) {
+        while !self.taken && self.group_open.load(Ordering::Acquire) {
             let until = runtime.now() + self.comm.core.deadline;
             match self.ticket.wait_until(until) {
                 Ok(Some(outcome)) => return outcome,
@@ -51,6 +53,9 @@ impl<T: Send + 'static> Pending<T> {
                 Err(Lost) => return Err(self.comm.lost()),
             }
         }
+        if self.taken {
+            return Err(self.asked_again());
+        }
         self.ticket.wait().unwrap_or_else(|Lost| Err(self.comm.lost()))
     }
 
@@ -58,19 +63,35 @@ impl<T: Send + 'static> Pending<T> {
     /// again.
     ///
     /// # Errors
-    /// [`Error::Limit`] when it gave up; else as [`Pending::wait`].
+    /// [`Error::Limit`] when it gave up; else as [`Pending::wait`]. The outcome comes once: [`Misuse::Other`] after it.
     pub fn wait_limit(&mut self, limit: Duration) -> Result<T> {
-        let until = self.comm.core.runtime.now() + limit;
-        match self.ticket.wait_until(until) {
-            Ok(Some(outcome)) => outcome,
-            Ok(None) => Err(Error::Limit { what: format!("a {}", self.what), waited: limit }),
-            Err(Lost) => Err(self.comm.lost()),
+        if self.taken {
+            return Err(self.asked_again());
         }
+        let until = self.comm.core.runtime.now() + limit;
+        let outcome = match self.ticket.wait_until(until) {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) => return Err(Error::Limit { what: format!("a {}", self.what), waited: limit }),
+            Err(Lost) => Err(self.comm.lost()),
+        };
+        self.taken = true;
+        outcome
     }
 
-    /// The outcome if the batch has ended, once.
+    /// The outcome if the batch has ended, once; `None` after it too.
     pub fn poll(&mut self) -> Option<Result<T>> {
-        self.ticket.poll().map(|outcome| outcome.unwrap_or_else(|Lost| Err(self.comm.lost())))
+        if self.taken {
+            return None;
+        }
+        let outcome = self.ticket.poll()?;
+        self.taken = true;
+        Some(outcome.unwrap_or_else(|Lost| Err(self.comm.lost())))
+    }
+
+    fn asked_again(&self) -> Error {
+        let what =
+            format!("this pending {} has given its outcome; it does not come a second time", self.what);
+        Misuse::Other { what }.into()
     }
 }
 
@@ -78,8 +99,12 @@ impl<T: Send + 'static> Future for Pending<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let polled = Pin::new(&mut self.ticket).poll(cx);
-        polled.map(|outcome| outcome.unwrap_or_else(|Lost| Err(self.comm.lost())))
+        if self.taken {
+            return Poll::Ready(Err(self.asked_again()));
+        }
+        let Poll::Ready(outcome) = Pin::new(&mut self.ticket).poll(cx) else { return Poll::Pending };
+        self.taken = true;
+        Poll::Ready(outcome.unwrap_or_else(|Lost| Err(self.comm.lost())))
     }
 }
 
@@ -122,9 +147,10 @@ impl Submitted {
     /// # Errors
     /// This value back, if some batch has not ended.
     pub fn wait_limit(mut self, limit: Duration) -> Result<Result<Vec<CommResult>, GroupError>, Self> {
-        for (sent, ended) in &mut self.sent {
+        // Each by its own runtime's clock, all from now.
+        let untils: Vec<_> = self.sent.iter().map(|(sent, _)| sent.comm.core.runtime.now() + limit).collect();
+        for ((sent, ended), until) in self.sent.iter_mut().zip(untils) {
             if ended.is_none() {
-                let until = sent.comm.core.runtime.now() + limit;
                 *ended = match sent.ticket.wait_until(until) {
                     Ok(outcome) => outcome,
                     Err(Lost) => Some(Err(sent.comm.lost())),
@@ -237,7 +263,10 @@ impl From<GroupError> for Error {
 
 impl Shared {
     /// The actor ended without an answer.
-    fn lost(&self) -> Error {
+    pub(crate) fn lost(&self) -> Error {
+        if let Some(error) = self.core.watch.error() {
+            return error;
+        }
         if self.core.closed.load(Ordering::Acquire) {
             return self.core.closed();
         }

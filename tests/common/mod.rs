@@ -7,12 +7,15 @@
 )]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use symwin::driver::Driver;
 use symwin::driver::faulty::Faulty;
-use symwin::driver::host::{HostDriver, HostOptions};
-use symwin::{Buffer, Communicator, Config, Error, Group, Pending, Rank, Window, WindowFlags};
+use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
+use symwin::error::RolledBack;
+use symwin::{
+    Buffer, Communicator, Config, DevCommRequirements, Error, Group, Pending, Rank, Window, WindowFlags,
+};
 
 /// How the ranks of a world are spread over processes: all in one, one each, and mixed.
 pub const LAYOUTS: [&[u32]; 3] = [&[4], &[1, 1, 1, 1], &[3, 1]];
@@ -36,11 +39,21 @@ pub struct FaultyWorld {
 
 /// One host device for each process, one faulty wrapper for each rank.
 pub fn faulty_world(layout: &[u32], config: Config) -> FaultyWorld {
+    faulty_world_of(layout, config, |host| host)
+}
+
+/// The same with something between the host device and the faulty wrapper of each rank.
+pub fn faulty_world_of(
+    layout: &[u32],
+    config: Config,
+    device: impl Fn(Arc<dyn Driver>) -> Arc<dyn Driver>,
+) -> FaultyWorld {
     let hosts: Vec<_> = layout.iter().map(|_| HostDriver::new(HostOptions::new()).unwrap()).collect();
     let faults: Vec<_> = layout
         .iter()
         .zip(&hosts)
-        .flat_map(|(&ranks, host)| (0..ranks).map(move |_| Faulty::new(host.clone() as Arc<dyn Driver>)))
+        .flat_map(|(&ranks, host)| std::iter::repeat_n(host, ranks as usize))
+        .map(|host| Faulty::new(device(host.clone())))
         .collect();
     let devices = faults.clone();
     let config = config.devices(move |rank: Rank| Ok(devices[rank.index()].clone() as Arc<dyn Driver>));
@@ -88,5 +101,104 @@ pub fn check_pointers(ranks: &[Communicator], windows: &[Window], buffers: &[Buf
 pub fn finalize(ranks: Vec<Communicator>) {
     for comm in ranks {
         comm.finalize().unwrap();
+    }
+}
+
+/// Polls until `done` says so; fails the test after 30 s. For what another thread is about to do.
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Every host device is as it was before anything was made on it (P-5).
+pub fn assert_empty(hosts: &[Arc<HostDriver>]) {
+    until("everything to be given back", || hosts.iter().all(|host| host.counts() == HostCounts::default()));
+}
+
+/// Ranks whose devices the test can look at, of a configuration.
+pub fn watched_world(layout: &[u32], config: Config) -> (Vec<Communicator>, Vec<Arc<HostDriver>>) {
+    let FaultyWorld { ranks, hosts, .. } = faulty_world(layout, config);
+    (ranks, hosts)
+}
+
+/// What a world holds, to be compared before and after.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub hosts: Vec<HostCounts>,
+    pub ranks: Vec<RankHeld>,
+}
+
+/// What one rank holds, by its status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankHeld {
+    pub windows: usize,
+    pub memories: usize,
+    pub agreed_memories: usize,
+    pub allocations: usize,
+    pub shadow_slots: usize,
+    pub table_slots: usize,
+    pub space_bytes: u64,
+    pub quarantined_bytes: u64,
+}
+
+impl RankHeld {
+    pub fn of(comm: &Communicator) -> Self {
+        let status = comm.status();
+        Self {
+            windows: status.windows,
+            memories: status.memories,
+            agreed_memories: status.agreed_memories,
+            allocations: status.allocations,
+            shadow_slots: status.shadow_slots,
+            table_slots: status.table_slots,
+            space_bytes: status.space_bytes,
+            quarantined_bytes: status.quarantined_bytes,
+        }
+    }
+}
+
+impl FaultyWorld {
+    pub fn held(&self) -> Held {
+        Held {
+            hosts: self.hosts.iter().map(|host| host.counts()).collect(),
+            ranks: self.ranks.iter().map(RankHeld::of).collect(),
+        }
+    }
+
+    /// Waits until the world holds this: a sender's descriptors go a moment after their receivers have them.
+    pub fn expect_held(&self, expected: &Held, what: &str) {
+        let until = Instant::now() + Duration::from_secs(10);
+        while self.held() != *expected {
+            assert!(Instant::now() < until, "{what}: {:#?}\nexpected: {expected:#?}", self.held());
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// A batch that makes nothing: after it every window that was closed before it is retired on all ranks.
+pub fn sync(ranks: &[Communicator]) {
+    let group = Group::start();
+    let pending: Vec<_> =
+        ranks.iter().map(|comm| group.create_dev_comm(comm, DevCommRequirements::new())).collect();
+    group.end().unwrap();
+    for dev_comm in pending {
+        dev_comm.wait().unwrap();
+    }
+}
+
+/// After a batch all ranks have the same agreed state (P-1).
+pub fn check_digests(ranks: &[Communicator]) {
+    let digests: Vec<u64> = ranks.iter().map(|comm| comm.status().digest).collect();
+    assert!(digests.iter().all(|digest| *digest == digests[0]), "P-1: {digests:x?}");
+}
+
+/// Why the batch was rolled back.
+pub fn rolled_back<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Arc<RolledBack> {
+    match outcome {
+        Err(Error::RolledBack(rolled_back)) => rolled_back,
+        other => panic!("a batch rolled back was expected, not {other:?}"),
     }
 }

@@ -28,9 +28,9 @@ fn broken_detail(member: &Member) -> String {
 fn a_closed_hub_is_a_loss_of_its_ranks_that_said_no_goodbye() {
     let mut hubs = Hub::in_process(&[2, 2]).unwrap();
     let (a, b) = (join_all(&hubs, "a"), join_all(&hubs, "b"));
-    a[2].endpoint.goodbye();
-    b[2].endpoint.goodbye();
-    b[3].endpoint.goodbye();
+    a[2].endpoint.goodbye(&Arc::from([]));
+    b[2].endpoint.goodbye(&Arc::from([]));
+    b[3].endpoint.goodbye(&Arc::from([]));
     let split = |mut members: Vec<Member>| {
         let gone = members.split_off(2);
         (members, gone)
@@ -40,7 +40,7 @@ fn a_closed_hub_is_a_loss_of_its_ranks_that_said_no_goodbye() {
     for member in &a {
         let heard = member.log.until(|notices| notices.iter().any(is_end));
         assert_eq!(lost_ranks(&heard), ranks(3..4));
-        assert!(matches!(heard[0], Notice::Goodbye { from } if from == Rank::new(2)));
+        assert!(matches!(heard[0], Notice::Goodbye { from, .. } if from == Rank::new(2)));
         assert_eq!(heard.len(), 2);
     }
     // A rank that joins later hears of it at once.
@@ -170,7 +170,7 @@ fn a_hub_writes_its_queue_out_after_its_last_handle_is_gone() {
     for seq in 0..5 {
         members[1].endpoint.send(Tag::new(seq, 0), &large, &[Parcel::plain(ranks(0..1))]);
     }
-    members[1].endpoint.goodbye();
+    members[1].endpoint.goodbye(&Arc::from([]));
     drop((members.pop(), hubs.pop()));
     let heard = members[0].log.until(|notices| notices.len() == 6);
     assert!(only_messages(&heard).iter().map(|message| message.tag.seq).eq(0..5));

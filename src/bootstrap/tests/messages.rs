@@ -114,13 +114,13 @@ fn early_frames_are_kept_and_come_before_later_ones() {
         for seq in 0..10 {
             sender.endpoint.send(Tag::new(seq, 0), &body("early"), std::slice::from_ref(&to));
         }
-        sender.endpoint.goodbye();
+        sender.endpoint.goodbye(&Arc::from([]));
         // Whether they have come or not when the receiver joins, it hears the same.
         let receiver = join(hubs.last().unwrap(), "world", all[last].get(), &all);
         let heard = receiver.log.until(|notices| notices.len() == 11);
         let seqs: Vec<u64> = only_messages(&heard).iter().map(|message| message.tag.seq).collect();
         assert_eq!(seqs, (0..10).collect::<Vec<_>>(), "{layout:?}");
-        assert!(matches!(heard[10], Notice::Goodbye { from } if from == Rank::new(0)));
+        assert!(matches!(heard[10], Notice::Goodbye { from, .. } if from == Rank::new(0)));
     }
 }
 
@@ -148,8 +148,8 @@ fn goodbyes_and_aborts_reach_all_others_once_and_per_communicator() {
     for layout in LAYOUTS {
         let hubs = Hub::in_process(layout).unwrap();
         let (a, b) = (join_all(&hubs, "a"), join_all(&hubs, "b"));
-        a[0].endpoint.goodbye();
-        a[0].endpoint.goodbye();
+        a[0].endpoint.goodbye(&Arc::from([]));
+        a[0].endpoint.goodbye(&Arc::from([]));
         a[0].endpoint.send(Tag::new(9, 0), &body("mark"), &to_all(&hubs[0]));
         b[0].endpoint.abort(&body("because"));
         for member in &a[1..] {
@@ -171,7 +171,7 @@ fn a_communicator_that_all_have_finished_is_forgotten() {
     let hubs = Hub::in_process(&[2, 1]).unwrap();
     for round in 0..3 {
         let members = join_all(&hubs, &format!("comm {round}"));
-        members.iter().for_each(|member| member.endpoint.goodbye());
+        members.iter().for_each(|member| member.endpoint.goodbye(&Arc::from([])));
         for member in &members {
             member.log.until(|notices| notices.len() == 2);
         }
@@ -191,7 +191,7 @@ fn peers_are_last_seen_in_any_communicator() {
         a[0].endpoint.send(Tag::new(3, 1), &body("x"), &[Parcel::plain(vec![all[last]])]);
         a[last].log.messages(1);
         b[0].endpoint.send(Tag::new(7, 0), &body("x"), &[Parcel::plain(vec![all[last]])]);
-        b[0].endpoint.goodbye();
+        b[0].endpoint.goodbye(&Arc::from([]));
         b[last].log.until(|notices| notices.len() == 2);
         // Only stashed: nobody there has joined it.
         let c = join(&hubs[0], "c", 0, &all);

@@ -68,7 +68,7 @@ fn exchange(hub: &Hub, members: &[Member]) {
     }
     for member in members {
         assert_eq!(member.log.messages(5).len(), 5);
-        member.endpoint.goodbye();
+        member.endpoint.goodbye(&Arc::from([]));
     }
     for member in members {
         let goodbyes = |notices: &[Notice]| {

@@ -9,11 +9,10 @@ use super::decide::Decision;
 use super::made::{Bound, Made, MulticastRange};
 use super::map::{Arrived, exported, shared};
 use super::message::MemoryId;
-use crate::devr::core::Core;
-use crate::devr::owned::Held;
+use crate::devr::core::{Core, LocalMemory};
+use crate::devr::owned::{Binding, Held};
 use crate::devr::replicated::{Key, Memory};
 use crate::driver::Handle;
-use crate::driver::range::Reservation;
 use crate::error::{Misuse, Reason};
 
 /// What `reserve` aligns a multicast range to.
@@ -50,83 +49,89 @@ pub(crate) fn add_devices(
 pub(crate) fn bind(core: &Core, made: &mut Made, decision: &Decision) -> Result<(), Reason> {
     let me = core.agreed.lsa_rank().get();
     let size = usize::try_from(core.agreed.stride).unwrap_or(usize::MAX);
-    for team in decision.new_teams.iter().filter(|team| team.contains(&me)) {
-        let object = Arc::clone(&made.peek().objects[team]);
-        let range = Reservation::new(&*core.driver, size, ALIGN)?;
-        let base = range.base();
-        let place = MulticastRange { range, mapped: None };
-        let place = made.parts().multicast_ranges.entry(team.clone()).or_insert(place);
-        place.mapped = Some(place.range.map(&*core.driver, base, size, object.handle())?);
-        core.driver.set_access(base, size)?;
-        let old: Vec<_> = core
-            .state()
-            .memories
-            .iter()
-            .map(|(&id, memory)| (id, memory.held.iter().map(|held| held.handle()).collect::<Vec<_>>()))
-            .collect();
-        for (id, handles) in old {
-            let placed = core.state().replicated.memories.get(&id).map(|m| (m.offset, Arc::clone(&m.key)));
-            let Some((offset, key)) = placed else { continue };
-            bind_memory(core, made, team, &object, id, offset, &key, &handles)?;
-        }
-    }
-    let existing: Vec<_> = core
+    let mut objects: Vec<(Vec<u32>, Arc<Held>)> = core
         .state()
         .multicast
         .iter()
         .map(|(team, local)| (team.clone(), Arc::clone(&local.object)))
         .collect();
-    let new: Vec<_> = decision
-        .new_teams
-        .iter()
-        .filter(|team| team.contains(&me))
-        .map(|team| (team.clone(), Arc::clone(&made.peek().objects[team])))
-        .collect();
-    for (team, object) in existing.iter().chain(&new) {
-        for memory in &decision.new {
-            let handles = own_handles(core, &memory.key);
-            bind_memory(core, made, team, object, memory.id, memory.offset, &memory.key, &handles)?;
+    for team in decision.new_teams.iter().filter(|team| team.contains(&me)) {
+        let object = Arc::clone(&made.peek().objects[team]);
+        let range =
+            MulticastRange::new(&core.driver, object.handle(), size, ALIGN).map_err(|(error, undo)| {
+                made.parts().undo.extend(undo);
+                error
+            })?;
+        made.parts().multicast_ranges.insert(team.clone(), range);
+        for old in old_memories(core) {
+            bind_memory(core, made, team, &object, &old)?;
+        }
+        objects.push((team.clone(), object));
+    }
+    for memory in &decision.new {
+        let handles = own_handles(core, &memory.key);
+        let held = handles.iter().filter_map(|handle| made.peek().held.get(handle).cloned()).collect();
+        let at = memory.offset + memory.key.0[core.agreed.lsa_rank().index()].shift;
+        let new = Bindable { id: memory.id, at, held };
+        for (team, object) in &objects {
+            bind_memory(core, made, team, object, &new)?;
         }
     }
     Ok(())
 }
 
-/// Unbinds this rank's part of memories that every rank has retired.
+/// Unbinds this rank's part of memories that every rank has retired. What fails is tried again at the close, since the
+/// object cannot go before.
 pub(crate) fn unbind_gone(core: &Core, gone: &[(MemoryId, Memory)]) {
     let mut state = core.state();
     let mut failed = Vec::new();
     for local in state.multicast.values_mut() {
         for (id, memory) in gone {
-            for (at, size) in local.bound.remove(id).unwrap_or_default() {
-                if let Err(error) = core.driver.multicast_unbind(local.object.handle(), at, size) {
-                    failed.push((memory.offset, memory.span, error));
+            for binding in local.bound.remove(id).unwrap_or_default() {
+                let errors = binding.unbind();
+                if !errors.is_empty() {
+                    failed.push((memory.offset, memory.span, errors));
                 }
             }
         }
     }
-    for (offset, span, error) in failed {
-        state.quarantine(offset, span, &[error], core);
+    for (offset, span, errors) in failed {
+        state.quarantine(offset, span, &errors, core);
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "a binding has an object, a memory and a place for it")]
+/// This rank's part of a memory, as it is bound.
+struct Bindable {
+    id: MemoryId,
+    /// Where its first allocation lies in every object.
+    at: u64,
+    /// Its allocations in order of address.
+    held: Vec<Arc<Held>>,
+}
+
+/// What this rank had before the batch and has not retired.
+fn old_memories(core: &Core) -> Vec<Bindable> {
+    let state = core.state();
+    let me = core.agreed.lsa_rank().index();
+    let placed = |(&id, local): (&MemoryId, &LocalMemory)| {
+        let memory = state.replicated.memories.get(&id)?;
+        Some(Bindable { id, at: memory.offset + memory.key.0[me].shift, held: local.held.clone() })
+    };
+    state.memories.iter().filter_map(placed).collect()
+}
+
 fn bind_memory(
     core: &Core,
     made: &mut Made,
     team: &[u32],
     object: &Arc<Held>,
-    memory: MemoryId,
-    offset: u64,
-    key: &Key,
-    handles: &[Handle],
+    memory: &Bindable,
 ) -> Result<(), Reason> {
-    let part = &key.0[core.agreed.lsa_rank().index()];
-    let mut at = usize::try_from(offset + part.shift).unwrap_or(usize::MAX);
-    for &handle in handles {
-        let size = core.state().tokens.size(handle);
-        core.driver.multicast_bind(object.handle(), at, handle, size)?;
-        let bound = Bound { team: team.to_vec(), memory, object: Arc::clone(object), at, size };
-        made.parts().bound.push(bound);
+    let mut at = usize::try_from(memory.at).unwrap_or(usize::MAX);
+    for held in &memory.held {
+        let size = core.state().tokens.size(held.handle());
+        let binding = Binding::new(&core.driver, object, held, at, size)?;
+        made.parts().bound.push(Bound { team: team.to_vec(), memory: memory.id, binding });
         at += size;
     }
     Ok(())

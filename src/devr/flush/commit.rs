@@ -1,10 +1,10 @@
 //! Step 6 of the flush: the one place where a batch changes what outlives it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::decide::{Decision, NewMemory, Placement};
-use super::made::{Made, MulticastRange, Parts, release_held};
+use super::made::{Made, Parts, release_held};
 use super::message::Fingerprint;
 use crate::device::abi;
 use crate::device::peer::View;
@@ -128,15 +128,14 @@ fn take_over(
     }
     let mut objects = parts.objects;
     for (team, place) in parts.multicast_ranges {
-        let MulticastRange { range, .. } = &place;
-        core.multicast_bases.lock().insert(team.clone(), range.base());
+        core.multicast_bases.lock().insert(team.clone(), place.base());
         if let Some(object) = objects.remove(&team) {
-            state.multicast.insert(team, LocalMulticast { object, place, bound: HashMap::new() });
+            state.multicast.insert(team, LocalMulticast { object, place, bound: BTreeMap::new() });
         }
     }
     for bound in parts.bound {
         if let Some(local) = state.multicast.get_mut(&bound.team) {
-            local.bound.entry(bound.memory).or_default().push((bound.at, bound.size));
+            local.bound.entry(bound.memory).or_default().push(bound.binding);
         }
     }
     release_held(state, parts.held)
@@ -167,7 +166,7 @@ fn window(
         slot,
         entry: draft.entry,
         struct_address,
-        view: View::of(&*core.flat.range(&*core.driver)?),
+        view: View::of(&*core.flat.range(&core.driver)?),
     };
     Ok(Window::open(core, place, request, sizes))
 }

@@ -111,19 +111,31 @@ fn refusals(agreed: &Agreed, offers: &[Offer]) -> Result<(), Cause> {
         if let Some(difference) = difference(&prints) {
             let requests =
                 requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| t.print.describe()));
-            return Err(Cause::Mismatch { what: format!("the {difference} of task {task}"), requests });
+            return Err(Cause::Mismatch { what: differing(difference, task), requests });
         }
     }
     let faults: Vec<Fault> = offers.iter().flat_map(|o| o.refused.iter().cloned()).collect();
     if faults.is_empty() { Ok(()) } else { Err(Cause::Refused { faults }) }
 }
 
+/// What ranks differ in, for the error.
+pub(super) fn differing(difference: &str, task: usize) -> String {
+    if difference == NUMBER {
+        "the number of tasks".to_owned()
+    } else {
+        format!("the {difference} of task {task}")
+    }
+}
+
+/// The difference where only some ranks have a task.
+pub(super) const NUMBER: &str = "number";
+
 fn difference(prints: &[Option<&Fingerprint>]) -> Option<&'static str> {
     let first = prints[0];
     prints[1..].iter().find_map(|print| match (first, *print) {
         (Some(a), Some(b)) => a.difference(b),
         (None, None) => None,
-        _ => Some("number"),
+        _ => Some(NUMBER),
     })
 }
 
@@ -190,6 +202,7 @@ impl<'a> Draft<'a> {
         if tasks.iter().all(|t| (head - t.head).is_multiple_of(granularity)) {
             return Ok(());
         }
+        let bases: Vec<u64> = tasks.iter().map(|t| t.base).collect();
         let heads: Vec<u64> = tasks.iter().map(|t| t.head).collect();
         let faults = (0u32..)
             .zip(tasks)
@@ -198,7 +211,7 @@ impl<'a> Draft<'a> {
                 peer: self.agreed.world[self.agreed.world_rank(LsaRank::new(lsa)).index()].clone(),
                 phase: Phase::Decide,
                 task: u32::try_from(task).ok(),
-                reason: Reason::Shift { heads: heads.clone(), granularity },
+                reason: Reason::Shift { bases: bases.clone(), heads: heads.clone(), granularity },
             })
             .collect();
         Err(Cause::Refused { faults })
@@ -243,26 +256,27 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The teams that get a multicast object, in the order in which ranks ask for them.
+/// The teams that get a multicast object, in the order in which ranks ask for them. All teams that are asked for must
+/// be the same on all their members.
 fn multicast_teams(state: &Replicated, agreed: &Agreed, offers: &[Offer]) -> Result<Vec<Vec<u32>>, Cause> {
     let mut new: Vec<Vec<u32>> = Vec::new();
     for task in 0..offers[0].tasks.len() {
-        let wanted: Vec<Vec<Vec<u32>>> =
+        let wanted: Vec<Vec<(Vec<u32>, bool)>> =
             (0u32..).zip(offers).map(|(lsa, o)| wanted_teams(agreed, lsa, &o.tasks[task].print)).collect();
         for index in 0..wanted[0].len() {
             for teams in &wanted {
-                let team = &teams[index];
-                if team.iter().any(|&member| wanted[member as usize][index] != *team) {
+                let (team, multimem) = &teams[index];
+                if team.iter().any(|&member| wanted[member as usize][index].0 != *team) {
                     let requests = (0u32..)
                         .zip(&wanted)
                         .map(|(lsa, teams)| {
                             let peer = agreed.world[agreed.world_rank(LsaRank::new(lsa)).index()].clone();
-                            (peer, format!("a multicast team of LSA ranks {:?}", teams[index]))
+                            (peer, format!("a team of LSA ranks {:?}", teams[index].0))
                         })
                         .collect();
                     return Err(Cause::Mismatch { what: format!("the teams of task {task}"), requests });
                 }
-                if !state.multicast.contains(team) && !new.contains(team) {
+                if *multimem && !state.multicast.contains(team) && !new.contains(team) {
                     new.push(team.clone());
                 }
             }
@@ -271,15 +285,15 @@ fn multicast_teams(state: &Replicated, agreed: &Agreed, offers: &[Offer]) -> Res
     Ok(new)
 }
 
-/// The multicast teams of LSA rank `lsa` that a task asks for, as LSA ranks. Prepare has refused teams that leave
-/// the LSA team.
-pub(crate) fn wanted_teams(agreed: &Agreed, lsa: u32, print: &Fingerprint) -> Vec<Vec<u32>> {
+/// The teams of LSA rank `lsa` that a task asks for, as LSA ranks, and whether it wants a multicast object. Prepare has
+/// refused teams that leave the LSA team.
+pub(crate) fn wanted_teams(agreed: &Agreed, lsa: u32, print: &Fingerprint) -> Vec<(Vec<u32>, bool)> {
     let Fingerprint::DevComm { requirements } = print else { return Vec::new() };
     let rank = agreed.world_rank(LsaRank::new(lsa));
-    let whole = requirements.wants_lsa_multimem().then(|| (0..agreed.lsa_size).collect());
-    let multimem = requirements.teams().filter(|&(_, multimem)| multimem);
-    let teams = multimem.map(|(team, _)| {
-        team.members(rank).filter_map(|member| agreed.lsa_rank_of(member)).map(LsaRank::get).collect()
+    let whole = requirements.wants_lsa_multimem().then(|| ((0..agreed.lsa_size).collect(), true));
+    let teams = requirements.teams().map(|(team, multimem)| {
+        let members = team.members(rank).filter_map(|member| agreed.lsa_rank_of(member));
+        (members.map(LsaRank::get).collect(), multimem)
     });
     whole.into_iter().chain(teams).collect()
 }

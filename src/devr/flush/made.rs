@@ -4,17 +4,18 @@
 //! committed what this rank could not, so nothing is undone and everything goes to the flat range's attic until
 //! the last rank of the process has closed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::devr::core::{Core, State};
-use crate::devr::owned::{Held, release_all};
+use crate::devr::flat::Kept;
+use crate::devr::owned::{Binding, Held, release_all};
 use crate::devr::shadow::Slot;
 use crate::devr::table::TableSlot;
 use crate::driver::range::{Mapped, Reservation, unmap_all};
 use crate::driver::{DeviceError, Driver, Handle};
 
-use super::message::MemoryId;
+use super::message::{MemoryId, Token};
 
 /// What a batch has made so far.
 #[derive(Debug)]
@@ -23,23 +24,28 @@ pub(crate) struct Made {
     parts: Option<Parts>,
 }
 
-/// The things themselves.
+/// The things themselves. Ordered, so that they are undone in the same order each time; dropped in the attic they go
+/// in this order: unbound, unmapped, released.
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
+    /// What was bound in this batch.
+    pub(crate) bound: Vec<Bound>,
+    /// Where new multicast objects are mapped.
+    pub(crate) multicast_ranges: BTreeMap<Vec<u32>, MulticastRange>,
     /// One reference to each allocation under the batch's tasks, each with one reference to its token.
-    pub(crate) held: HashMap<Handle, Arc<Held>>,
+    pub(crate) held: BTreeMap<Handle, Arc<Held>>,
     /// What this rank mapped for each new memory.
     pub(crate) mapped: Vec<MappedMemory>,
+    /// Allocations of other processes, each imported once, until all are mapped. By LSA rank and token.
+    pub(crate) imported: BTreeMap<(u32, Token), Held>,
     /// Window structs.
     pub(crate) windows: Vec<Slot>,
     /// Table entries.
     pub(crate) entries: Vec<TableSlot>,
     /// Multicast objects made or imported, by their team.
-    pub(crate) objects: HashMap<Vec<u32>, Arc<Held>>,
-    /// Where new multicast objects are mapped.
-    pub(crate) multicast_ranges: HashMap<Vec<u32>, MulticastRange>,
-    /// What was bound in this batch.
-    pub(crate) bound: Vec<Bound>,
+    pub(crate) objects: BTreeMap<Vec<u32>, Arc<Held>>,
+    /// Undo calls that have failed on the way, to be reported with those of the end.
+    pub(crate) undo: Vec<DeviceError>,
 }
 
 /// A new memory's mappings on this rank.
@@ -48,33 +54,74 @@ pub(crate) struct MappedMemory {
     pub(crate) id: MemoryId,
     pub(crate) offset: u64,
     pub(crate) span: u64,
+    /// This rank's allocations in it.
+    pub(crate) own: Vec<Handle>,
     pub(crate) mapped: Vec<Mapped>,
 }
 
-/// Where a multicast object is mapped on this rank: one stride.
+/// Where a multicast object is mapped on this rank: one stride. Dropping it gives it back; [`MulticastRange::close`] does
+/// so too and says what failed.
 #[derive(Debug)]
 pub(crate) struct MulticastRange {
-    pub(crate) range: Reservation,
-    pub(crate) mapped: Option<Mapped>,
+    driver: Arc<dyn Driver>,
+    range: Option<Reservation>,
+    mapped: Option<Mapped>,
 }
 
 impl MulticastRange {
+    /// Reserves and maps all of the object, `size` bytes at a multiple of `align`.
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        object: Handle,
+        size: usize,
+        align: usize,
+    ) -> Result<Self, (DeviceError, Vec<DeviceError>)> {
+        let range = Reservation::new(&**driver, size, align).map_err(|error| (error, Vec::new()))?;
+        let mut this = Self { driver: Arc::clone(driver), range: Some(range), mapped: None };
+        match this.map(object, size) {
+            Ok(()) => Ok(this),
+            Err(error) => Err((error, this.close())),
+        }
+    }
+
+    fn map(&mut self, object: Handle, size: usize) -> Result<(), DeviceError> {
+        if let Some(range) = &self.range {
+            self.mapped = Some(range.map(&*self.driver, range.base(), size, object)?);
+        }
+        self.driver.set_access(self.base(), size)
+    }
+
+    /// Its first address.
+    pub(crate) fn base(&self) -> usize {
+        self.range.as_ref().map_or(0, Reservation::base)
+    }
+
     /// Gives it back.
-    pub(crate) fn close(self, driver: &dyn Driver) -> Vec<DeviceError> {
-        let mut errors = unmap_all(driver, self.mapped.into_iter().collect());
-        errors.extend(self.range.free(driver).err());
+    pub(crate) fn close(mut self) -> Vec<DeviceError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Vec<DeviceError> {
+        let mut errors = unmap_all(&*self.driver, self.mapped.take().into_iter().collect());
+        errors.extend(self.range.take().and_then(|range| range.free(&*self.driver).err()));
         errors
     }
 }
 
-/// One binding of this rank's memory to a multicast object.
+impl Drop for MulticastRange {
+    fn drop(&mut self) {
+        for error in self.end() {
+            tracing::error!(event = "device.undo_failed", %error);
+        }
+    }
+}
+
+/// One binding that the batch made.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) team: Vec<u32>,
     pub(crate) memory: MemoryId,
-    pub(crate) object: Arc<Held>,
-    pub(crate) at: usize,
-    pub(crate) size: usize,
+    pub(crate) binding: Binding,
 }
 
 impl Made {
@@ -103,21 +150,57 @@ impl Made {
     pub(crate) fn undo(&mut self) -> Vec<DeviceError> {
         let Some(mut parts) = self.parts.take() else { return Vec::new() };
         let core = Arc::clone(&self.core);
-        let mut errors = undo_multicast(&core, &mut parts);
+        let mut errors = std::mem::take(&mut parts.undo);
+        let (failed, mut bound) = undo_multicast(&mut parts);
+        errors.extend(failed);
+        let imported = std::mem::take(&mut parts.imported).into_values();
+        errors.extend(imported.filter_map(|held| held.release().err()));
         let mut state = core.state();
+        if let Some(objects) = state.objects.as_mut() {
+            objects.forget(&parts.windows, &parts.entries);
+            errors.extend(objects.take_undo_errors());
+        }
+        core.board.undo_failures(&errors);
+        let mut stuck: BTreeMap<Handle, DeviceError> = BTreeMap::new();
+        for (handle, held) in std::mem::take(&mut parts.held) {
+            state.tokens.unuse(handle);
+            if let Some(error) = release_all([held]).pop() {
+                stuck.insert(handle, error);
+            }
+        }
+        // Each release that failed is reported once, with the first range that it keeps from coming back.
         for memory in std::mem::take(&mut parts.mapped) {
-            let failed = unmap_all(&*core.driver, memory.mapped);
+            let mut failed = bound.remove(&memory.id).unwrap_or_default();
+            failed.extend(unmap_all(&*core.driver, memory.mapped));
+            failed.extend(memory.own.iter().filter_map(|handle| stuck.remove(handle)));
             if !failed.is_empty() {
                 state.quarantine(memory.offset, memory.span, &failed, &core);
                 errors.extend(failed);
             }
         }
-        if let Some(objects) = state.objects.as_mut() {
-            objects.forget(&parts.windows, &parts.entries);
-        }
-        let failed = release_held(&mut state, parts.held);
-        core.board.undo_failures(&failed);
+        // Of what was there before the batch and is out of a new object, only that object suffers, and it is gone.
+        let loose: Vec<DeviceError> = stuck.into_values().chain(bound.into_values().flatten()).collect();
+        core.board.undo_failures(&loose);
+        errors.extend(loose);
+        core.board.committed(&state);
+        errors
+    }
+}
+
+/// What a dropped job had made.
+#[derive(Debug)]
+struct Left(Parts);
+
+impl Kept for Left {
+    /// Window structs and table entries went with their pools, this rank's tokens with its state.
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        let Self(mut parts) = *self;
+        let mut errors = std::mem::take(&mut parts.undo);
+        let (failed, stuck) = undo_multicast(&mut parts);
         errors.extend(failed);
+        errors.extend(stuck.into_values().flatten());
+        errors.extend(parts.imported.into_values().filter_map(|held| held.release().err()));
+        errors.extend(release_all(parts.held.into_values()));
         errors
     }
 }
@@ -125,27 +208,31 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
-            self.core.flat.keep(Box::new(parts));
+            self.core.flat.keep(Box::new(Left(parts)));
         }
     }
 }
 
 /// Gives back a batch's own references to allocations.
-pub(crate) fn release_held(state: &mut State, held: HashMap<Handle, Arc<Held>>) -> Vec<DeviceError> {
+pub(crate) fn release_held(state: &mut State, held: BTreeMap<Handle, Arc<Held>>) -> Vec<DeviceError> {
     for &handle in held.keys() {
         state.tokens.unuse(handle);
     }
     release_all(held.into_values())
 }
 
-/// Unbinds, unmaps and frees the multicast objects of the batch; their references go with `parts`.
-fn undo_multicast(core: &Core, parts: &mut Parts) -> Vec<DeviceError> {
-    let mut errors = Vec::new();
-    for bound in parts.bound.iter().rev() {
-        errors.extend(core.driver.multicast_unbind(bound.object.handle(), bound.at, bound.size).err());
+/// Unbinds, unmaps and gives back the multicast objects of the batch. What could not be unbound comes back by memory.
+fn undo_multicast(parts: &mut Parts) -> (Vec<DeviceError>, BTreeMap<MemoryId, Vec<DeviceError>>) {
+    let mut stuck: BTreeMap<MemoryId, Vec<DeviceError>> = BTreeMap::new();
+    for Bound { memory, binding, .. } in parts.bound.drain(..).rev() {
+        let failed = binding.unbind();
+        if !failed.is_empty() {
+            stuck.entry(memory).or_default().extend(failed);
+        }
     }
-    for (_, range) in parts.multicast_ranges.drain() {
-        errors.extend(range.close(&*core.driver));
-    }
-    errors
+    let ranges = std::mem::take(&mut parts.multicast_ranges).into_values();
+    let mut errors: Vec<DeviceError> = ranges.flat_map(MulticastRange::close).collect();
+    // Ranks of one process share the reference: the last one gives it back.
+    errors.extend(release_all(std::mem::take(&mut parts.objects).into_values()));
+    (errors, stuck)
 }

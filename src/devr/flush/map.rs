@@ -2,7 +2,7 @@
 //! process imports and maps those of other processes, and the device objects are written.
 
 use std::any::Any;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::commit::Drafts;
@@ -106,17 +106,8 @@ pub(crate) fn map(
         let LostHandles { limit, need, got } = lost;
         return Err(all(Reason::Descriptors { limit, need, got }));
     }
-    let range = core.flat.range(&*core.driver).map_err(|e| all(e.into()))?;
-    let mut mapper = Mapper {
-        core,
-        made,
-        prepared,
-        decision,
-        arrived,
-        range: &range,
-        imported: BTreeMap::new(),
-        spans: Vec::new(),
-    };
+    let range = core.flat.range(&core.driver).map_err(|e| all(e.into()))?;
+    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, spans: Vec::new() };
     mapper.memories().map_err(all)?;
     for (address, size) in runs(std::mem::take(&mut mapper.spans)) {
         core.driver.set_access(address, size).map_err(|e| all(e.into()))?;
@@ -132,8 +123,6 @@ struct Mapper<'a> {
     decision: &'a Decision,
     arrived: &'a Arrived,
     range: &'a Reservation,
-    /// Each foreign allocation is imported once in a batch; the reference goes when all is mapped.
-    imported: BTreeMap<(u32, Token), Held>,
     /// What needs access.
     spans: Vec<(usize, usize)>,
 }
@@ -154,13 +143,16 @@ impl Mapper<'_> {
         for memory in &decision.new {
             let NewMemory { id, offset, span, .. } = *memory;
             self.check_quarantine(offset, span)?;
-            self.made.parts().mapped.push(MappedMemory { id, offset, span, mapped: Vec::new() });
+            let tokens = &memory.key.0[agreed.lsa_rank().index()].tokens;
+            let own = tokens.iter().map(|token| self.prepared.own[token].0).collect();
+            self.made.parts().mapped.push(MappedMemory { id, offset, span, own, mapped: Vec::new() });
             self.own(memory)?;
             for &owner in &foreign {
                 self.foreign(memory, owner)?;
             }
         }
-        for (_, held) in std::mem::take(&mut self.imported) {
+        // Mappings keep the memory. Those left where one fails are given back with everything else.
+        while let Some((_, held)) = self.made.parts().imported.pop_first() {
             held.release()?;
         }
         Ok(())
@@ -207,7 +199,7 @@ impl Mapper<'_> {
     }
 
     fn import(&mut self, key: (u32, Token), size: usize) -> Result<Handle, Reason> {
-        if let Some(held) = self.imported.get(&key) {
+        if let Some(held) = self.made.peek().imported.get(&key) {
             return Ok(held.handle());
         }
         let Some(exported) = self.arrived.allocations.get(&key).and_then(exported) else {
@@ -215,7 +207,7 @@ impl Mapper<'_> {
             return Err(Misuse::Other { what }.into());
         };
         let handle = self.core.driver.import(&exported, size)?;
-        self.imported.insert(key, Held::new(&self.core.driver, handle));
+        self.made.parts().imported.insert(key, Held::new(&self.core.driver, handle));
         Ok(handle)
     }
 

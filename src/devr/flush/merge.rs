@@ -2,14 +2,16 @@
 //! members.
 //!
 //! Dissemination: in step k the leader of team t sends what it knows to that of team `t + 2^k` and hears from that
-//! of `t - 2^k`, all modulo the number of teams. Merging is idempotent, so teams may be counted twice. Offsets may
-//! differ between teams, so no digests are compared here; what must be equal are the requests, and who merges two
-//! that differ keeps both, at the first task where they do.
+//! of `t - 2^k`, all modulo the number of teams. What it knows is the causes so far and every request that differs
+//! from the others, with the lowest leader that made it. Joining two such is associative, commutative and idempotent,
+//! so teams may be counted twice, and all leaders end with the same and say the same. Offsets may differ between
+//! teams, so no digests are compared here; what must be equal are the requests.
 
+use super::decide::{NUMBER, differing};
 use super::message::{Fingerprint, Merged, Offer, Request, round};
 use super::{Flush, Stop};
 use crate::bootstrap::Parcel;
-use crate::error::{Cause, Fault, each_once};
+use crate::error::{Cause, Fault, Peer, each_once};
 use crate::ids::Rank;
 
 /// What this rank's own team asks for.
@@ -19,7 +21,7 @@ pub(crate) struct Own(Request);
 impl Own {
     /// From this rank's offer; the other offers of the team are the same, or the team's cause says so.
     pub(crate) fn new(offer: &Offer) -> Self {
-        let tasks = offer.tasks.iter().map(|task| task.print.clone()).collect();
+        let tasks = offer.tasks.iter().map(|task| task.print.agreed()).collect();
         Self(Request { group: offer.group.clone(), tasks })
     }
 }
@@ -31,52 +33,69 @@ pub(crate) async fn merge(flush: &Flush, own: Own, cause: Option<Cause>) -> Resu
     let leader = members[0];
     if agreed.rank != leader {
         let told = flush.gather(round::VERDICT, vec![leader]).await?;
-        let merged: Merged = flush.read(&told[0])?;
-        return Ok(merged.cause);
+        return flush.read(&told[0]);
     }
     let (teams, me) = (agreed.teams(), agreed.team());
     let leader_of = |team: u32| Rank::new(team % teams * agreed.lsa_size);
-    let mut merged = Merged { cause, request: own.0, leader: agreed.me().clone() };
+    let mut merged = Merged { cause, requests: vec![(agreed.me().clone(), own.0)] };
     let (mut step, mut distance) = (0u8, 1u32);
     while distance < teams {
         let tag = round::MERGE + step;
         flush.send(tag, &merged, &[Parcel::plain(vec![leader_of(me + distance)])]);
         let heard = flush.gather(tag, vec![leader_of(me + teams - distance)]).await?;
-        let theirs: Merged = flush.read(&heard[0])?;
-        merged = join(merged, theirs);
+        merged = join(merged, flush.read(&heard[0])?);
         step += 1;
         distance *= 2;
     }
-    flush.send(round::VERDICT, &merged, &super::parcels_without(&flush.core));
-    Ok(merged.cause)
+    let cause = verdict(merged);
+    if members.len() > 1 {
+        flush.send(round::VERDICT, &cause, &super::parcels_without(&flush.core));
+    }
+    Ok(cause)
 }
 
-/// What two sets of teams know together. The request of the lower leader stays.
+/// What two sets of teams know together.
 fn join(a: Merged, b: Merged) -> Merged {
-    let (a, b) = if a.leader.rank <= b.leader.rank { (a, b) } else { (b, a) };
-    let mismatch = mismatch(&a, &b);
-    let cause = [a.cause, b.cause, mismatch].into_iter().flatten().reduce(worse);
-    Merged { cause, request: a.request, leader: a.leader }
+    let cause = [a.cause, b.cause].into_iter().flatten().reduce(worse);
+    let mut all = a.requests;
+    all.extend(b.requests);
+    all.sort_by_key(|(leader, _)| leader.rank);
+    let mut requests: Vec<(Peer, Request)> = Vec::new();
+    for (leader, request) in all {
+        if requests.iter().all(|(_, other)| *other != request) {
+            requests.push((leader, request));
+        }
+    }
+    Merged { cause, requests }
 }
 
-/// In what two teams' requests differ, with both.
-fn mismatch(a: &Merged, b: &Merged) -> Option<Cause> {
-    let both = |text: &dyn Fn(&Request) -> String| {
-        vec![(a.leader.clone(), text(&a.request)), (b.leader.clone(), text(&b.request))]
+/// What becomes of the batch, once all teams are known.
+fn verdict(all: Merged) -> Option<Cause> {
+    let mismatch = mismatch(&all.requests);
+    [all.cause, mismatch].into_iter().flatten().reduce(worse)
+}
+
+/// In what teams' requests differ first, with all of them.
+fn mismatch(requests: &[(Peer, Request)]) -> Option<Cause> {
+    let (_, first) = requests.first()?;
+    let words = |text: &dyn Fn(&Request) -> String| {
+        requests.iter().map(|(leader, request)| (leader.clone(), text(request))).collect()
     };
-    if a.request.group != b.request.group {
+    if requests.iter().any(|(_, request)| request.group != first.group) {
         let requests =
-            both(&|r| r.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
+            words(&|r| r.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
         return Some(Cause::Mismatch { what: "the group's name".to_owned(), requests });
     }
-    let longest = a.request.tasks.len().max(b.request.tasks.len());
+    let longest = requests.iter().map(|(_, request)| request.tasks.len()).max()?;
     (0..longest).find_map(|task| {
-        let difference = match (a.request.tasks.get(task), b.request.tasks.get(task)) {
-            (Some(x), Some(y)) => x.difference(y),
-            _ => Some("number"),
-        }?;
-        let requests = both(&|r| r.tasks.get(task).map_or("nothing".to_owned(), Fingerprint::describe));
-        Some(Cause::Mismatch { what: format!("the {difference} of task {task}"), requests })
+        let difference =
+            requests.iter().find_map(|(_, other)| match (first.tasks.get(task), other.tasks.get(task)) {
+                (Some(x), Some(y)) => x.difference(y),
+                (None, None) => None,
+                _ => Some(NUMBER),
+            })?;
+        let requests = words(&|r| r.tasks.get(task).map_or("nothing".to_owned(), Fingerprint::describe));
+        Some(Cause::Mismatch { what: differing(difference, task), requests })
     })
 }
 
@@ -121,24 +140,62 @@ mod tests {
     use crate::error::Peer;
     use crate::ids::ProcessId;
 
+    fn leader(rank: u32) -> Peer {
+        Peer::new(Rank::new(rank), ProcessId::new(0), "h", 1)
+    }
+
     fn team(rank: u32, tasks: &[u64], cause: Option<Cause>) -> Merged {
-        let leader = Peer::new(Rank::new(rank), ProcessId::new(0), "h", 1);
         let tasks =
             tasks.iter().map(|&s| Fingerprint::Window { size: Some(s), flags: 0, label: None }).collect();
-        Merged { cause, request: Request { group: None, tasks }, leader }
+        Merged { cause, requests: vec![(leader(rank), Request { group: None, tasks })] }
+    }
+
+    /// What each leader ends with.
+    fn disseminate(teams: &[Merged]) -> Vec<Option<Cause>> {
+        let n = teams.len();
+        let mut known = teams.to_vec();
+        let mut distance = 1;
+        while distance < n {
+            known = (0..n).map(|t| join(known[t].clone(), known[(t + n - distance) % n].clone())).collect();
+            distance *= 2;
+        }
+        known.into_iter().map(verdict).collect()
     }
 
     #[test]
     fn equal_requests_merge_to_success_and_differing_ones_name_both() {
-        assert_eq!(join(team(0, &[1, 2], None), team(4, &[1, 2], None)).cause, None);
+        assert_eq!(verdict(join(team(0, &[1, 2], None), team(4, &[1, 2], None))), None);
         let Some(Cause::Mismatch { what, requests }) =
-            join(team(4, &[1, 3], None), team(0, &[1, 2], None)).cause
+            verdict(join(team(4, &[1, 3], None), team(0, &[1, 2], None)))
         else {
             panic!("a mismatch was expected");
         };
         assert_eq!(what, "the size of task 1");
-        assert_eq!(requests[0].1, "a window of 2 bytes");
-        assert_eq!(requests[1].1, "a window of 3 bytes");
+        assert_eq!(requests[0], (leader(0), "a window of 2 bytes".to_owned()));
+        assert_eq!(requests[1], (leader(4), "a window of 3 bytes".to_owned()));
+    }
+
+    #[test]
+    fn every_leader_ends_with_the_same_verdict_whatever_differs() {
+        let refused = Cause::Abandoned { by: vec![leader(9)] };
+        let requests: [&[u64]; 4] = [&[1, 2], &[1, 2], &[1, 3], &[1]];
+        for n in 1..=7u32 {
+            for pick in 0..4usize.pow(n) {
+                let teams: Vec<_> = (0..n)
+                    .map(|t| {
+                        let kind = pick / 4usize.pow(t) % 4;
+                        team(t, requests[kind], (kind == 1).then(|| refused.clone()))
+                    })
+                    .collect();
+                let ends = disseminate(&teams);
+                assert!(ends.iter().all(|end| *end == ends[0]), "{n} teams, {pick}: {ends:?}");
+                assert_eq!(ends[0].is_none(), pick == 0 || equal(&teams), "{n} teams, {pick}");
+            }
+        }
+    }
+
+    fn equal(teams: &[Merged]) -> bool {
+        teams.iter().all(|t| t.cause.is_none() && t.requests[0].1 == teams[0].requests[0].1)
     }
 
     #[test]

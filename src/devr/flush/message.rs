@@ -41,7 +41,7 @@ pub(crate) mod round {
     pub(crate) const MULTICAST: u8 = 2;
     /// Every rank of the team to every other: [`super::Vote`].
     pub(crate) const VOTE: u8 = 3;
-    /// A team's leader to its members: [`super::Merged`].
+    /// A team's leader to its members: why the batch must be rolled back, if it must.
     pub(crate) const VERDICT: u8 = 4;
     /// Between leaders, step k has tag `MERGE + k`: [`super::Merged`].
     pub(crate) const MERGE: u8 = 16;
@@ -116,6 +116,8 @@ pub(crate) struct TaskOffer {
     pub(crate) print: Fingerprint,
     /// The allocations under it, in order of address, as indices into [`Offer::allocations`].
     pub(crate) allocations: Vec<u32>,
+    /// The address of the first of them on its rank, for messages.
+    pub(crate) base: u64,
     /// Where it starts in the first of them, in bytes.
     pub(crate) head: u64,
     /// Its size in bytes.
@@ -157,6 +159,14 @@ impl Fingerprint {
                 text
             }
             Self::DevComm { requirements } => requirements.describe(),
+        }
+    }
+
+    /// The same with what rightly differs between ranks made equal.
+    pub(crate) fn agreed(&self) -> Self {
+        match self {
+            Self::Window { .. } => self.clone(),
+            Self::DevComm { requirements } => Self::DevComm { requirements: Box::new(requirements.agreed()) },
         }
     }
 
@@ -202,12 +212,10 @@ pub(crate) struct Vote {
 /// What LSA teams tell each other: the verdict of all teams heard of so far.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Merged {
-    /// Why the batch must be rolled back, if it must.
+    /// Why the batch must be rolled back, if some team says so.
     pub(crate) cause: Option<Cause>,
-    /// The group's name and the tasks of the lowest team heard of.
-    pub(crate) request: Request,
-    /// Its leader.
-    pub(crate) leader: Peer,
+    /// Every request that differs from the others, by the lowest leader that made it.
+    pub(crate) requests: Vec<(Peer, Request)>,
 }
 
 /// A batch as other teams see it.

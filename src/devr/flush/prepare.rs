@@ -154,9 +154,13 @@ impl<'a> Draft<'a> {
 
     /// The flat range, the stream and the table are made by the first batch that comes.
     fn first_use(&mut self) -> Result<(), Reason> {
-        self.core.flat.range(&**self.driver())?;
+        self.core.flat.range(self.driver())?;
         if self.state.objects.is_none() {
-            self.state.objects = Some(Objects::new(self.driver())?);
+            let objects = Objects::new(self.driver()).map_err(|(error, undo)| {
+                self.made.parts().undo.extend(undo);
+                error
+            })?;
+            self.state.objects = Some(objects);
         }
         Ok(())
     }
@@ -170,16 +174,13 @@ impl<'a> Draft<'a> {
                 Err(reason) => (Err(reason), None),
             },
         };
-        let (allocations, head, size) = match ranges {
-            Ok(Range { allocations, head, size }) => (allocations, head, size),
-            Err(reason) => {
-                self.refuse(Some(index), reason);
-                (Vec::new(), 0, 0)
-            }
-        };
+        let Range { allocations, base, head, size } = ranges.unwrap_or_else(|reason| {
+            self.refuse(Some(index), reason);
+            Range::default()
+        });
         let allocations =
             allocations.into_iter().map(|(handle, size)| self.allocation(index, handle, size)).collect();
-        self.tasks.push(TaskOffer { print: request.fingerprint(), allocations, head, size });
+        self.tasks.push(TaskOffer { print: request.fingerprint(), allocations, base, head, size });
         self.plans.push(plan);
     }
 
@@ -218,7 +219,7 @@ impl<'a> Draft<'a> {
                 Err(error) => return Err(error.into()),
             };
         }
-        Ok(Range { allocations, head, size: len as u64 })
+        Ok(Range { allocations, base: first.base as u64, head, size: len as u64 })
     }
 
     /// A device communicator's plan and its resource buffer.
@@ -247,7 +248,7 @@ impl<'a> Draft<'a> {
             self.keep(handle, bytes);
             allocations.push((handle, bytes));
         }
-        Ok((Range { allocations, head: 0, size }, plan))
+        Ok((Range { allocations, base: 0, head: 0, size }, plan))
     }
 
     /// One reference to the allocation at `base`, held once in this batch.
@@ -300,9 +301,10 @@ impl<'a> Draft<'a> {
         let mut seen = HashSet::new();
         let prints: Vec<Fingerprint> = self.tasks.iter().map(|task| task.print.clone()).collect();
         for (task, print) in prints.iter().enumerate() {
-            for team in wanted_teams(&self.core.agreed, me, print) {
+            for (team, multimem) in wanted_teams(&self.core.agreed, me, print) {
                 let known = self.state.replicated.multicast.contains(&team);
-                if team.first() == Some(&me)
+                if multimem
+                    && team.first() == Some(&me)
                     && !known
                     && seen.insert(team.clone())
                     && let Err(error) = self.multicast_object(&team)
@@ -324,9 +326,11 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The allocations under a task, where it starts in the first, and how long it is.
+/// The allocations under a task, where the first is and where in it the task starts, and how long it is.
+#[derive(Default)]
 struct Range {
     allocations: Vec<(Handle, usize)>,
+    base: u64,
     head: u64,
     size: u64,
 }

@@ -1,15 +1,15 @@
-//! A page: device memory of its own at addresses of its own. All of the pool's unsafe calls are here (A-13 asks
-//! for them in `driver`; this file needs nothing of the pool and can move there).
+//! A page: device memory of its own at addresses of its own, for device objects that only this rank's device reads.
+#![allow(unsafe_code, reason = "this is where the runtime keeps the driver's address contract (A-13)")]
 
 use std::sync::Arc;
 
-use crate::driver::{DeviceError, Driver, Handle, Stream};
+use super::{DeviceError, Driver, Handle, Stream};
 
 /// One allocation, mapped with access at a reservation that nothing else uses.
 ///
 /// PG-1: what is `Some` or true here was made and not given back. A page that `new` returned has all three.
 #[derive(Debug)]
-pub(super) struct Page {
+pub(crate) struct Page {
     driver: Arc<dyn Driver>,
     /// Its length in bytes, a multiple of the granularity.
     size: usize,
@@ -24,7 +24,7 @@ impl Page {
     ///
     /// # Errors
     /// Of the device: the first call that failed.
-    pub(super) fn new(
+    pub(crate) fn new(
         driver: &Arc<dyn Driver>,
         size: usize,
         granularity: usize,
@@ -41,18 +41,18 @@ impl Page {
     }
 
     /// Its first address on the device.
-    pub(super) fn base(&self) -> usize {
+    pub(crate) fn base(&self) -> usize {
         self.base.expect("PG-1")
     }
 
     /// Its length in bytes.
-    pub(super) const fn size(&self) -> usize {
+    pub(crate) const fn size(&self) -> usize {
         self.size
     }
 
     /// Queues a copy of `bytes` to `offset`. The range must lie in the page, and the page must not be dropped
     /// before the stream has passed.
-    pub(super) fn copy(&self, stream: Stream, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub(crate) fn copy(&self, stream: Stream, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let end = offset.checked_add(bytes.len());
         assert!(end.is_some_and(|end| end <= self.size) && self.mapped, "copies stay in their page");
         // SAFETY: the range lies in the page, as was just asserted, and the page is mapped with access (PG-1)
@@ -61,7 +61,7 @@ impl Page {
     }
 
     /// Gives back what is held, the last first, and all that can be although some cannot.
-    pub(super) fn give_back(&mut self) -> Vec<DeviceError> {
+    pub(crate) fn give_back(&mut self) -> Vec<DeviceError> {
         let mut errors = Vec::new();
         if let Some(base) = self.base.take() {
             // Addresses whose mapping would not go are not freed: others must not get them.

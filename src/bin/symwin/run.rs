@@ -1,0 +1,102 @@
+//! `symwin run`: checks what can be checked before anything starts, lets the ranks do the job, and reports.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure};
+use symwin::Communicator;
+
+use crate::cli::{Backend, RunArgs};
+use crate::errors::combine;
+use crate::memory;
+use crate::output::Output;
+use crate::plan::{Data, Job};
+use crate::progress::Bar;
+use crate::rank::RankReport;
+use crate::reduce;
+use crate::report::Report;
+use crate::size::show_bytes;
+use crate::spawn;
+use crate::table;
+use crate::threads;
+
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
+    let (ranks, each) = (args.ranks(), args.ranks_per_process());
+    let (windows, bytes) = (args.windows(), args.bytes());
+    if args.backend == Backend::Cuda {
+        return Err(no_cuda());
+    }
+    let output = args.output.as_deref().map(Output::new).transpose()?;
+    let data = match &output {
+        None => Data::Pattern { windows, bytes },
+        Some(output) => {
+            let result = output.temporary().to_owned();
+            Data::Arrays { inputs: reduce::inspect(&args.input)?, result }
+        }
+    };
+    let job = Job { ranks, op: args.op(), data };
+    memory::check(&describe_memory(&job), job.memory_bytes())?;
+
+    let began = Instant::now();
+    let reports = work(&job, each, Bar::new(&job, !args.json))?;
+    check_digests(&reports)?;
+    if let Some(output) = output {
+        output.commit()?;
+    }
+    let report = Report::new(&job, each, &reports, began.elapsed(), args.output.as_deref());
+    if args.json {
+        println!("{}", report.to_json());
+    } else {
+        table::print(&report);
+    }
+    Ok(())
+}
+
+fn work(job: &Job, each: Option<u32>, bar: Bar) -> anyhow::Result<Vec<RankReport>> {
+    let Some(each) = each else {
+        let make = |config: &symwin::Config| Communicator::in_process_with(job.ranks, config);
+        return threads::run(make, job, &bar).map_err(|errors| combine(&[], errors));
+    };
+    let mut reports = spawn::run(job, each, SILENCE, &bar)?;
+    reports.sort_by_key(|report| report.rank);
+    Ok(reports)
+}
+
+/// Every rank of an LSA team holds the same bytes in the end.
+fn check_digests(reports: &[RankReport]) -> anyhow::Result<()> {
+    for report in reports {
+        let first = report.rank / report.lsa_size * report.lsa_size;
+        let other = reports.iter().find(|other| other.rank == first);
+        ensure!(
+            other.is_some_and(|other| other.digest == report.digest),
+            "rank {} and rank {first} hold different results: the reduction is wrong, please report it",
+            report.rank
+        );
+    }
+    Ok(())
+}
+
+fn describe_memory(job: &Job) -> String {
+    let (ranks, windows, bytes) = (job.ranks, job.windows(), show_bytes(job.bytes()));
+    match job.data {
+        Data::Arrays { .. } => format!("{ranks} arrays of {bytes}"),
+        Data::Pattern { .. } => format!("{windows} windows x {bytes} x {ranks} ranks"),
+    }
+}
+
+fn no_cuda() -> anyhow::Error {
+    let what = "this build has no cuda backend yet: use --backend host";
+    #[cfg(feature = "cuda")]
+    {
+        let machine = match symwin::driver::cuda::probe() {
+            Ok(()) => "its CUDA driver is there and starts".to_owned(),
+            Err(absent) => absent.to_string(),
+        };
+        anyhow!("{what} (of this machine: {machine})")
+    }
+    #[cfg(not(feature = "cuda"))]
+    anyhow!(what)
+}
+
+/// How long no process at all may say anything. Each says something every 16 MiB of work, and ends its own waits by
+/// their deadlines long before; this is for processes that are stopped or hang outside of any wait.
+const SILENCE: Duration = Duration::from_secs(600);

@@ -1,0 +1,250 @@
+//! `symwin run --procs`: starts the program once for each process, hears what the children say, and sees all of
+//! them end. No child outlives this: what is dropped here is killed, and a child asks the kernel to be
+//! killed with its parent.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::child::{Event, Order};
+use crate::errors::{RankError, combine};
+use crate::plan::Job;
+use crate::progress::Progress;
+use crate::rank::RankReport;
+
+/// Does the job in processes of `each` ranks, fewer in the last. `silence` is the longest that no child at all may say
+/// anything.
+pub(crate) fn run(
+    job: &Job,
+    each: u32,
+    silence: Duration,
+    progress: &dyn Progress,
+) -> anyhow::Result<Vec<RankReport>> {
+    let rendezvous = rendezvous()?;
+    let order: Arc<[u8]> =
+        serde_json::to_vec(&Order { parent: std::process::id(), job: job.clone() })?.into();
+    let (said, hears) = unbounded();
+    let mut children = Children(Vec::new());
+    for (index, first) in (0..job.ranks).step_by(each as usize).enumerate() {
+        let ranks = (first, each.min(job.ranks - first));
+        let name = format!("process {index} ({})", show_ranks(ranks));
+        let child = start(job, ranks, each, &rendezvous).with_context(|| format!("starting {name}"))?;
+        let mut child = ChildProcess { name, child, outcome: None, status: None, ended_here: false };
+        let stdin = child.child.stdin.take().expect("standard input was asked to be a pipe");
+        let stdout = child.child.stdout.take().expect("standard output was asked to be a pipe");
+        children.0.push(child);
+        talk(index, Arc::clone(&order), stdin, stdout, said.clone())?;
+    }
+    drop(said);
+    children.follow(&hears, silence, progress);
+    children.result()
+}
+
+/// One of the processes.
+struct ChildProcess {
+    name: String,
+    child: Child,
+    /// What it said of its ranks.
+    outcome: Option<Result<Vec<RankReport>, Vec<RankError>>>,
+    /// How it ended.
+    status: Option<ExitStatus>,
+    /// Whether this program ended it.
+    ended_here: bool,
+}
+
+/// All of them. None survives it.
+struct Children(Vec<ChildProcess>);
+
+impl Children {
+    /// Hears all children until each has ended. After the first failure the others get [`GRACE`] to notice.
+    fn follow(&mut self, hears: &Receiver<(usize, Said)>, silence: Duration, progress: &dyn Progress) {
+        let mut grace_until: Option<Instant> = None;
+        while self.0.iter().any(|child| child.status.is_none()) {
+            let silent_until = Instant::now() + silence;
+            let until = grace_until.map_or(silent_until, |grace| grace.min(silent_until));
+            let Ok((index, said)) = hears.recv_deadline(until) else {
+                self.end_all();
+                return;
+            };
+            let child = &mut self.0[index];
+            match said {
+                Said::Event(Event::Progress { phase, bytes }) => progress.tell(phase, bytes),
+                Said::Event(Event::Done(reports)) => child.outcome = Some(Ok(reports)),
+                Said::Event(Event::Failed(errors)) => child.outcome = Some(Err(errors)),
+                Said::Nothing => child.reap(),
+            }
+            if child.failed() && grace_until.is_none() {
+                grace_until = Some(Instant::now() + GRACE);
+            }
+        }
+    }
+
+    fn end_all(&mut self) {
+        for child in &mut self.0 {
+            child.end();
+        }
+    }
+
+    /// Everyone's reports by rank, or one error of all that went wrong.
+    fn result(&mut self) -> anyhow::Result<Vec<RankReport>> {
+        let deaths: Vec<_> = self.0.iter().filter_map(ChildProcess::death).collect();
+        let (mut reports, mut errors) = (Vec::new(), Vec::new());
+        for child in &mut self.0 {
+            match child.outcome.take() {
+                Some(Ok(of_child)) => reports.extend(of_child),
+                Some(Err(of_child)) => errors.extend(of_child),
+                None => {}
+            }
+        }
+        if deaths.is_empty() && errors.is_empty() { Ok(reports) } else { Err(combine(&deaths, errors)) }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.end_all();
+    }
+}
+
+impl ChildProcess {
+    /// Waits for the end of a child that has closed its output, which is the last thing that one does.
+    fn reap(&mut self) {
+        if self.status.is_none() && ends_within(&self.child, GRACE) {
+            self.status = self.child.wait().ok();
+        }
+        self.end();
+    }
+
+    /// Kills it unless it has ended.
+    fn end(&mut self) {
+        if self.status.is_none() {
+            self.ended_here = !matches!(self.child.try_wait(), Ok(Some(_))) && self.child.kill().is_ok();
+            // One that was killed ends at once.
+            self.status = self.child.wait().ok().or(Some(ExitStatus::default()));
+        }
+    }
+
+    fn failed(&self) -> bool {
+        matches!(self.outcome, Some(Err(_))) || self.death().is_some()
+    }
+
+    /// How it ended, if that alone is an error: one with ranks that failed says so and exits with status 1.
+    fn death(&self) -> Option<String> {
+        let status = self.status?;
+        let name = &self.name;
+        let pid = self.child.id();
+        if self.ended_here {
+            return Some(format!("{name}, pid {pid}, did not end by itself and was ended"));
+        }
+        match (status.signal(), status.code(), &self.outcome) {
+            (Some(signal), ..) => Some(format!("{name}, pid {pid}, was killed by {}", show_signal(signal))),
+            (None, Some(0), Some(Ok(_))) | (None, Some(1), Some(Err(_))) => None,
+            (None, Some(0), None) => Some(format!("{name}, pid {pid}, ended without a result")),
+            (None, code, _) => {
+                Some(format!("{name}, pid {pid}, ended with exit status {}", code.unwrap_or(-1)))
+            }
+        }
+    }
+}
+
+/// What comes from a child.
+enum Said {
+    Event(Event),
+    /// And never will any more.
+    Nothing,
+}
+
+/// This same program again, even if its file has been replaced meanwhile.
+fn start(job: &Job, (first, _): (u32, u32), each: u32, rendezvous: &str) -> std::io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .arg0("symwin")
+        .arg("child")
+        .env("RANK", first.to_string())
+        .env("WORLD_SIZE", job.ranks.to_string())
+        .env("SYMWIN_RANKS_PER_PROCESS", each.to_string())
+        .env("SYMWIN_RENDEZVOUS", rendezvous)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+}
+
+/// Gives a child its order and reads its lines on a thread of its own, until the child closes its output.
+fn talk(
+    index: usize,
+    order: Arc<[u8]>,
+    mut stdin: ChildStdin,
+    stdout: ChildStdout,
+    says: Sender<(usize, Said)>,
+) -> anyhow::Result<()> {
+    let thread = thread::Builder::new().name(format!("ear {index}"));
+    let talk = move || {
+        // A child that does not take its order is dead or about to be, which is seen by its end.
+        let _ = stdin.write_all(&order);
+        drop((stdin, order));
+        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        for event in lines.filter_map(|line| serde_json::from_str(&line).ok()) {
+            if says.send((index, Said::Event(event))).is_err() {
+                return;
+            }
+        }
+        let _ = says.send((index, Said::Nothing));
+    };
+    thread.spawn(talk).context("starting a thread that hears a process")?;
+    Ok(())
+}
+
+/// A name that nobody can guess, under which the processes find each other: 256 random bits.
+fn rendezvous() -> anyhow::Result<String> {
+    let mut random = [0; 32];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random)).context("/dev/urandom")?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Whether a child has ended or does so in time.
+fn ends_within(child: &Child, limit: Duration) -> bool {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // Where there is no such descriptor, the wait that follows is for a child that is about to end anyway.
+    let Some(Ok(descriptor)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return true };
+    let until = Instant::now() + limit;
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], left.as_ref()) {
+            Ok(ready) => return ready > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+fn show_ranks((first, count): (u32, u32)) -> String {
+    if count == 1 { format!("rank {first}") } else { format!("ranks {first} to {}", first + count - 1) }
+}
+
+fn show_signal(signal: i32) -> String {
+    let name = SIGNALS.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
+    format!("signal {signal}{name}")
+}
+
+/// How long the others may take to notice that one has failed, and a child to end after its last word.
+const GRACE: Duration = Duration::from_secs(5);
+
+const SIGNALS: [(i32, &str); 9] = [
+    (1, " (SIGHUP)"),
+    (2, " (SIGINT)"),
+    (3, " (SIGQUIT)"),
+    (4, " (SIGILL)"),
+    (6, " (SIGABRT)"),
+    (7, " (SIGBUS)"),
+    (9, " (SIGKILL)"),
+    (11, " (SIGSEGV)"),
+    (15, " (SIGTERM)"),
+];

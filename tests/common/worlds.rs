@@ -1,0 +1,147 @@
+//! Worlds with LSA teams and with multicast, and kernels on all of their ranks.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
+
+use std::sync::Arc;
+
+use symwin::device::Kernel;
+use symwin::driver::Driver;
+use symwin::driver::faulty::Faulty;
+use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
+use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
+use symwin::error::{Cause, RolledBack};
+use symwin::{
+    Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Result, Window,
+};
+
+use crate::common::config;
+
+/// The three ways to spread `n` ranks over processes: all in one, one each, and mixed.
+pub fn layouts(n: u32) -> [Vec<u32>; 3] {
+    [vec![n], vec![1; n as usize], vec![n - 1, 1]]
+}
+
+/// A world in LSA teams of `lsa` ranks.
+pub fn team_world(layout: &[u32], lsa: u32) -> Vec<Communicator> {
+    Communicator::in_processes_with(layout, &config().lsa_team_size(lsa)).unwrap()
+}
+
+/// What every rank asks of one group that this thread submits, and what becomes of it on each.
+pub fn ask<T: Send + 'static>(
+    ranks: &[Communicator],
+    request: impl Fn(&Group, &Communicator) -> Pending<T>,
+) -> Vec<Result<T>> {
+    let group = Group::start();
+    let pending: Vec<_> = ranks.iter().map(|comm| request(&group, comm)).collect();
+    drop(group.submit());
+    pending.into_iter().map(Pending::wait).collect()
+}
+
+/// A device communicator on every rank.
+pub fn try_dev_comms(ranks: &[Communicator], requirements: &DevCommRequirements) -> Vec<Result<DevComm>> {
+    ask(ranks, |group, comm| group.create_dev_comm(comm, requirements.clone()))
+}
+
+/// The same where all must succeed.
+pub fn dev_comms(ranks: &[Communicator], requirements: &DevCommRequirements) -> Vec<DevComm> {
+    try_dev_comms(ranks, requirements).into_iter().map(Result::unwrap).collect()
+}
+
+/// Runs a kernel on all ranks at once; results by rank, then block.
+pub fn launch_all<T: Send + 'static>(
+    dev_comms: &[DevComm],
+    blocks: u32,
+    kernel: impl Fn(&Kernel<'_>) -> Result<T> + Clone + Send + Sync + 'static,
+) -> Vec<Vec<T>> {
+    let running: Vec<_> = dev_comms.iter().map(|d| d.launch(blocks, kernel.clone()).unwrap()).collect();
+    running.into_iter().map(|handle| handle.join().unwrap()).collect()
+}
+
+/// The roll-back that an operation ended with.
+pub fn rolled_back<T: std::fmt::Debug>(result: Result<T>) -> Arc<RolledBack> {
+    match result {
+        Err(Error::RolledBack(rolled_back)) => rolled_back,
+        other => panic!("a roll-back was expected, not {other:?}"),
+    }
+}
+
+/// Every rank was rolled back for the same cause, which comes back.
+pub fn agreed_cause<T: std::fmt::Debug>(results: Vec<Result<T>>) -> Cause {
+    let mut causes = results.into_iter().map(|result| rolled_back(result).cause.clone());
+    let first = causes.next().unwrap();
+    causes.for_each(|cause| assert_eq!(cause, first, "A-3: every rank hears the same"));
+    first
+}
+
+/// The ranks that a cause names as those that could not do their part.
+pub fn refusers(cause: &Cause) -> Vec<Rank> {
+    match cause {
+        Cause::Refused { faults } => faults.iter().map(|fault| fault.peer.rank).collect(),
+        other => panic!("a refusal was expected, not {other:?}"),
+    }
+}
+
+/// Handles of windows that must have been made.
+pub fn all_ok(windows: Vec<Result<Window>>) -> Vec<Window> {
+    windows.into_iter().map(Result::unwrap).collect()
+}
+
+/// A world whose devices have multicast objects, all on one board, and fail on demand.
+pub struct MulticastWorld {
+    pub ranks: Vec<Communicator>,
+    pub faults: Vec<Arc<Faulty>>,
+    pub hosts: Vec<Arc<HostDriver>>,
+    pub board: Arc<MulticastBoard>,
+}
+
+impl MulticastWorld {
+    pub fn new(layout: &[u32]) -> Self {
+        Self::with(layout, config())
+    }
+
+    pub fn with(layout: &[u32], config: Config) -> Self {
+        let board = MulticastBoard::new();
+        let hosts: Vec<_> = layout.iter().map(|_| HostDriver::new(HostOptions::new()).unwrap()).collect();
+        let faults: Vec<_> = layout
+            .iter()
+            .zip(&hosts)
+            .flat_map(|(&ranks, host)| {
+                let board = &board;
+                (0..ranks).map(move |_| {
+                    Faulty::new(MulticastDriver::new(host.clone() as Arc<dyn Driver>, Arc::clone(board)))
+                })
+            })
+            .collect();
+        let devices = faults.clone();
+        let config = config.devices(move |rank: Rank| Ok(devices[rank.index()].clone() as Arc<dyn Driver>));
+        let ranks = Communicator::in_processes_with(layout, &config).unwrap();
+        Self { ranks, faults, hosts, board }
+    }
+
+    pub fn host_counts(&self) -> Vec<HostCounts> {
+        self.hosts.iter().map(|host| host.counts()).collect()
+    }
+
+    /// Finalizes all; nothing is left, and nothing was bound too early.
+    pub fn close(self) {
+        let Self { ranks, faults, hosts, board } = self;
+        for comm in ranks {
+            comm.finalize().unwrap();
+        }
+        assert_eq!(board.check_order(), Ok(()), "P-6: no bind before all added their device");
+        assert_eq!(board.counts(), MulticastCounts::default(), "P-5");
+        drop(faults);
+        for host in hosts {
+            assert_eq!(host.counts(), HostCounts::default(), "P-5");
+        }
+    }
+}
+
+/// Polls until it is so, for what an actor does behind a call.
+pub fn wait_until(so: impl Fn() -> bool) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !so() {
+        assert!(std::time::Instant::now() < until, "it never was");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,100 @@
+//! The command line, the environment, and what is refused before any rank starts.
+
+use crate::program::{end, fails, ok, run, symwin};
+
+#[test]
+fn help_says_what_there_is() {
+    let general = ok(&mut symwin(["--help"]));
+    for variable in [
+        "SYMWIN_STRIDE",
+        "SYMWIN_LSA_TEAM_SIZE",
+        "SYMWIN_DEADLINE",
+        "SYMWIN_BOOTSTRAP_DEADLINE",
+        "SYMWIN_WORKERS",
+        "SYMWIN_LOG",
+        "ulimit -n",
+    ] {
+        assert!(general.contains(variable), "{variable} is not in\n{general}");
+    }
+    assert!(!general.contains("child"), "{general}");
+    let of_run = ok(&mut symwin(["run", "--help"]));
+    for part in
+        ["--ranks", "--procs", "--threads", "--windows", "--bytes", "--json", "--op", "--input", "--output"]
+    {
+        assert!(of_run.contains(part), "{part} is not in\n{of_run}");
+    }
+    assert!(of_run.contains("Exit status") && of_run.contains("Examples"), "{of_run}");
+}
+
+#[test]
+fn usage_errors_have_status_2_and_name_what_is_wrong() {
+    let cases = [
+        ("--bytes 6", "multiple of 4"),
+        ("--bytes 0", "multiple of 4"),
+        ("--bytes 4XiB", "4XiB"),
+        ("--bytes 99999999TiB", "64 bits"),
+        ("--ranks 0", "--ranks"),
+        ("--windows 0", "--windows"),
+        ("--procs 0", "--procs"),
+        ("--ranks 4 --procs 5", "more than the 4 ranks"),
+        ("--ranks 5 --procs 4", "does not divide 5 ranks"),
+        ("--threads --procs", "--procs"),
+        ("--op product", "product"),
+        ("--backend tpu", "tpu"),
+        ("--input a.npy", "--output"),
+        ("--output a.npy", "--input"),
+        ("--input a.npy b.npy --output o.npy --ranks 3", "--ranks 3 with 2 --input files"),
+        ("--input a.npy --output o.npy --windows 3", "--windows"),
+        ("--input a.npy --output o.npy --bytes 3", "--bytes"),
+        ("--colour", "--colour"),
+    ];
+    for (args, part) in cases {
+        let said = fails(&mut run(args), 2);
+        assert!(said.contains(part), "{args}: {said}");
+    }
+    let (status, ..) = end(&mut symwin::<&str>([]));
+    assert_eq!(status, Some(2));
+}
+
+#[test]
+fn there_is_no_cuda_backend_yet() {
+    let said = fails(&mut run("--backend cuda"), 1);
+    assert!(said.contains("this build has no cuda backend yet"), "{said}");
+}
+
+#[test]
+fn bad_settings_are_named_by_their_variable_once() {
+    let cases = [
+        ("SYMWIN_STRIDE", "wide"),
+        ("SYMWIN_LSA_TEAM_SIZE", "3"),
+        ("SYMWIN_DEADLINE", "-1"),
+        ("SYMWIN_BOOTSTRAP_DEADLINE", "soon"),
+        ("SYMWIN_WORKERS", "many"),
+        ("SYMWIN_LOG", "symwin=loud"),
+    ];
+    for (name, value) in cases {
+        for how in ["--threads", "--procs"] {
+            let said = fails(run(&format!("{how} --bytes 4K")).env(name, value), 1);
+            let named = if name == "SYMWIN_LSA_TEAM_SIZE" { "LSA team" } else { name };
+            assert!(said.to_lowercase().contains(&named.to_lowercase()), "{name}, {how}: {said}");
+            assert_eq!(said.matches(value).count(), 1, "{name}, {how}: {said}");
+        }
+    }
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_before_anything_starts() {
+    for how in ["--threads", "--procs"] {
+        let said = fails(&mut run(&format!("{how} --bytes 1000TiB")), 1);
+        assert!(said.contains("8 windows x 1000 TiB x 4 ranks need"), "{said}");
+        assert!(said.contains("is available"), "{said}");
+    }
+    let said = fails(&mut run("--bytes 16000000TiB --windows 4000000000"), 1);
+    assert!(said.contains("more than 2^64 bytes"), "{said}");
+}
+
+#[test]
+fn the_hidden_command_is_not_for_people() {
+    let said = fails(&mut symwin(["child"]), 1);
+    assert!(said.contains("only for `symwin run` itself"), "{said}");
+}
