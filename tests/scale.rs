@@ -163,10 +163,8 @@ fn p8_groups_of_1_64_and_1024_windows_take_two_rounds() {
         let ranks = Communicator::in_processes_with(layout, &config).unwrap();
         for count in [1, 64, 1024] {
             let before: Vec<u64> = ranks.iter().map(|comm| comm.status().rounds).collect();
-            let buffers: Vec<Vec<_>> = ranks
-                .iter()
-                .map(|comm| (0..count).map(|_| comm.alloc(PAGE).unwrap()).collect())
-                .collect();
+            let buffers: Vec<Vec<_>> =
+                ranks.iter().map(|comm| (0..count).map(|_| comm.alloc(PAGE).unwrap()).collect()).collect();
             let windows = registered(&ranks, |i| buffers[i].iter().map(Region::from).collect());
             for (comm, before) in ranks.iter().zip(before) {
                 let taken = comm.status().rounds - before;

@@ -88,13 +88,12 @@ fn mismatch(requests: &[(Peer, Request)]) -> Option<Cause> {
     }
     let longest = requests.iter().map(|(_, request)| request.tasks.len()).max()?;
     (0..longest).find_map(|task| {
-        let difference = requests.iter().find_map(|(_, other)| {
-            match (first.tasks.get(task), other.tasks.get(task)) {
+        let difference =
+            requests.iter().find_map(|(_, other)| match (first.tasks.get(task), other.tasks.get(task)) {
                 (Some(x), Some(y)) => x.difference(y),
                 (None, None) => None,
                 _ => Some(NUMBER),
-            }
-        })?;
+            })?;
         let requests = words(&|r| r.tasks.get(task).map_or("nothing".to_owned(), Fingerprint::describe));
         Some(Cause::Mismatch { what: differing(difference, task), requests })
     })
