@@ -3,6 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
+    clippy::print_stderr,
     reason = "these are tests of four ranks; clippy takes helpers for none"
 )]
 
@@ -49,7 +50,7 @@ impl Drop for Seed<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let Self(seed, layout, lsa, step) = self;
-            println!("history: seed {seed}, layout {layout:?}, LSA team size {lsa}, step {step}");
+            eprintln!("history: seed {seed}, layout {layout:?}, LSA team size {lsa}, step {step}");
         }
     }
 }
@@ -66,6 +67,21 @@ struct Side {
 }
 
 const COMMON: usize = 4;
+
+/// Calls whose failure fails a batch at most, and no communicator: copies are also what publishes.
+const CALLS: [Call; 11] = [
+    Call::AddressRange,
+    Call::Create,
+    Call::Export,
+    Call::Fill,
+    Call::Import,
+    Call::Map,
+    Call::Record,
+    Call::Release,
+    Call::Retain,
+    Call::SetAccess,
+    Call::Unmap,
+];
 
 impl Side {
     fn new(seed: u64, comm: &Communicator) -> Self {
@@ -148,19 +164,33 @@ struct History<'a> {
     seed: Seed<'a>,
 }
 
+type Queued = (Vec<(Pending<Window>, BufferSlice)>, Option<Pending<DevComm>>);
+
+/// A batch under way.
+struct Submitted {
+    fate: Fate,
+    /// The numbers of its windows.
+    ids: std::ops::Range<usize>,
+    /// By rank.
+    queued: Vec<Queued>,
+}
+
 /// What becomes of a batch.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Commits,
     /// This rank's stream fails.
     Fails(usize),
+    /// Some call of this rank fails, if it comes to that: before the vote, or while something is undone.
+    Any(usize),
     /// This rank drops its group.
     Abandoned(usize),
 }
 
 impl<'a> History<'a> {
     fn new(seed: u64, layout: &'a [u32], lsa: u32) -> Self {
-        let FaultyWorld { ranks, faults, .. } = faulty_world(layout, config().lsa_team_size(lsa));
+        let FaultyWorld { ranks, faults, .. } =
+            faulty_world(layout, config().stride(64 << 30).lsa_team_size(lsa));
         let sides = ranks.iter().map(|comm| Side::new(seed, comm)).collect();
         let seed_of = Seed(seed, layout, lsa, 0);
         Self { ranks, faults, sides, random: Random(seed), lsa: lsa as usize, next: 0, seed: seed_of }
@@ -172,7 +202,12 @@ impl<'a> History<'a> {
             for (side, comm) in self.sides.iter_mut().zip(&self.ranks) {
                 side.act(comm);
             }
-            self.batch();
+            // Sometimes several batches are under way before any is awaited.
+            let several = self.random.one_in(4);
+            let count = if several { 2 + self.random.below(2) } else { 1 };
+            let batches: Vec<_> = (0..count).map(|_| self.submit(!several)).collect();
+            batches.into_iter().for_each(|batch| self.settle(batch));
+            self.faults.iter().for_each(|faulty| faulty.heal());
             self.check();
         }
         for side in &mut self.sides {
@@ -188,10 +223,12 @@ impl<'a> History<'a> {
         finalize(std::mem::take(&mut self.ranks));
     }
 
-    fn batch(&mut self) {
-        let fate = match self.random.below(8) {
-            0 => Fate::Fails(self.random.below(4)),
+    /// Devices fail in a batch that is alone only: else it is open which one they fail.
+    fn submit(&mut self, faults: bool) -> Submitted {
+        let fate = match self.random.below(10) {
+            0 if faults => Fate::Fails(self.random.below(4)),
             1 => Fate::Abandoned(self.random.below(4)),
+            2 | 3 if faults => Fate::Any(self.random.below(4)),
             _ => Fate::Commits,
         };
         let tasks: Vec<(usize, bool, u64)> = (0..1 + self.random.below(5))
@@ -201,10 +238,14 @@ impl<'a> History<'a> {
             })
             .collect();
         let dev_comm = self.random.one_in(3);
-        if let Fate::Fails(rank) = fate {
-            self.faults[rank].fail(Call::Record, 1);
+        match fate {
+            Fate::Fails(rank) => self.faults[rank].fail(Call::Record, 1),
+            Fate::Any(rank) => {
+                let call = CALLS[self.random.below(CALLS.len())];
+                self.faults[rank].fail(call, 1 + self.random.next() % 4);
+            }
+            Fate::Commits | Fate::Abandoned(_) => {}
         }
-        type Queued = (Vec<(Pending<Window>, BufferSlice)>, Option<Pending<DevComm>>);
         let mut queued: Vec<Queued> = Vec::new();
         // Ranks come in another order each time.
         let first = self.random.below(4);
@@ -226,12 +267,24 @@ impl<'a> History<'a> {
         queued.rotate_right(first);
         let ids = self.next..self.next + tasks.len();
         self.next = ids.end;
+        Submitted { fate, ids, queued }
+    }
+
+    fn settle(&mut self, Submitted { fate, ids, queued }: Submitted) {
+        let mut commits = match fate {
+            Fate::Commits => Some(true),
+            Fate::Fails(_) | Fate::Abandoned(_) => Some(false),
+            Fate::Any(_) => None,
+        };
         for (side, (windows, dev_comm)) in self.sides.iter_mut().zip(queued) {
             for (id, (window, region)) in ids.clone().zip(windows) {
-                match window.wait() {
+                let outcome = window.wait();
+                // P-2: all or none, on all ranks.
+                assert_eq!(outcome.is_ok(), *commits.get_or_insert(outcome.is_ok()), "P-2: {outcome:?}");
+                match outcome {
                     // A window whose buffer the caller has dropped keeps its memory.
-                    Ok(window) if fate == Fate::Commits => drop(side.windows.insert(id, (window, region))),
-                    Err(Error::RolledBack(_)) if fate != Fate::Commits => {}
+                    Ok(window) => drop(side.windows.insert(id, (window, region))),
+                    Err(Error::RolledBack(_)) => {}
                     other => panic!("{other:?}"),
                 }
             }

@@ -39,11 +39,21 @@ pub struct FaultyWorld {
 
 /// One host device for each process, one faulty wrapper for each rank.
 pub fn faulty_world(layout: &[u32], config: Config) -> FaultyWorld {
+    faulty_world_of(layout, config, |host| host)
+}
+
+/// The same with something between the host device and the faulty wrapper of each rank.
+pub fn faulty_world_of(
+    layout: &[u32],
+    config: Config,
+    device: impl Fn(Arc<dyn Driver>) -> Arc<dyn Driver>,
+) -> FaultyWorld {
     let hosts: Vec<_> = layout.iter().map(|_| HostDriver::new(HostOptions::new()).unwrap()).collect();
     let faults: Vec<_> = layout
         .iter()
         .zip(&hosts)
-        .flat_map(|(&ranks, host)| (0..ranks).map(move |_| Faulty::new(host.clone() as Arc<dyn Driver>)))
+        .flat_map(|(&ranks, host)| std::iter::repeat_n(host, ranks as usize))
+        .map(|host| Faulty::new(device(host.clone())))
         .collect();
     let devices = faults.clone();
     let config = config.devices(move |rank: Rank| Ok(devices[rank.index()].clone() as Arc<dyn Driver>));
