@@ -88,7 +88,10 @@ pub(crate) fn unbind_gone(core: &Core, gone: &[(MemoryId, Memory)]) {
     for local in state.multicast.values_mut() {
         for (id, memory) in gone {
             for binding in local.bound.remove(id).unwrap_or_default() {
-                let errors = binding.unbind();
+                let errors = binding.unbind().unwrap_or_else(|(left, error)| {
+                    local.bound.entry(*id).or_default().push(left);
+                    vec![error]
+                });
                 if !errors.is_empty() {
                     failed.push((memory.offset, memory.span, errors));
                 }
