@@ -1,5 +1,11 @@
 //! A process dies at each step of a batch, between batches, and in a kernel's barrier. Every survivor hears of it by
 //! name long before any deadline, may go on using what it has, and ends cleanly.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/processes.rs"]
@@ -63,7 +69,7 @@ fn at(name: &str) -> At {
 fn dies_in(phase: &str, ranks: u32) {
     let mut running = Job::new("kill").of(3, ranks).env("SYMWIN_TEST_PHASE", phase).start();
     let [first, victim, helper] = &mut running.children[..] else { panic!("three processes") };
-    for process in [&mut *first, &mut *victim, &mut *helper] {
+    for process in [&*first, &*victim, &*helper] {
         process.expect("ready");
     }
     let holds = matches!(at(phase), At::Waiting(..));

@@ -1,6 +1,12 @@
 //! Under a limit of 1,024 descriptors: what fits passes in two rounds, what does not fit fails on all ranks with the
 //! limit and the need in its error, and the communicator remains usable. Also without privileges, where the kernel
 //! counts descriptors in flight against the same limit.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/processes.rs"]

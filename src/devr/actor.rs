@@ -557,10 +557,11 @@ impl CommActor {
             return self.deferred.push(closing);
         }
         state.unuse(closing.memory, &self.core);
-        self.core.board.committed(&state);
         drop(state);
         // Its buffer may go back to its slab now; the driver's calls for that are none of the state's.
         drop(closing.keep);
+        // Last: who sees in the status that it is closed finds its buffer free.
+        self.core.board.committed(&self.core.state());
     }
 
     /// Retires what was closed while kernels ran that have ended meanwhile.

@@ -9,7 +9,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -139,7 +139,7 @@ pub struct Process {
 impl Process {
     /// The next event, which must be this one.
     #[track_caller]
-    pub fn expect(&mut self, event: &str) -> Value {
+    pub fn expect(&self, event: &str) -> Value {
         let Ok(next) = self.events.recv_timeout(PATIENCE) else {
             panic!("process {} ended or hangs, and never reported `{event}`", self.number);
         };
@@ -165,8 +165,10 @@ impl Process {
     #[track_caller]
     pub fn exits_cleanly(&mut self) {
         // Its output ends with it; the wait below is short then.
-        while let Ok(event) = self.events.recv_timeout(PATIENCE) {
-            panic!("process {} also reported {event}", self.number);
+        match self.events.recv_timeout(PATIENCE) {
+            Err(RecvTimeoutError::Disconnected) => {}
+            Err(RecvTimeoutError::Timeout) => panic!("process {} does not end", self.number),
+            Ok(event) => panic!("process {} also reported {event}", self.number),
         }
         let status = self.child.wait().unwrap();
         assert!(status.success(), "process {} ended with {status}", self.number);
