@@ -6,6 +6,8 @@
     reason = "these are tests; clippy takes helpers for none"
 )]
 
+pub mod scene;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -196,9 +198,24 @@ pub fn check_digests(ranks: &[Communicator]) {
 }
 
 /// Why the batch was rolled back.
-pub fn rolled_back<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Arc<RolledBack> {
+pub fn rollback_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Arc<RolledBack> {
     match outcome {
         Err(Error::RolledBack(rolled_back)) => rolled_back,
         other => panic!("a batch rolled back was expected, not {other:?}"),
     }
+}
+
+/// A wait that ended by a deadline would show as another kind of error.
+pub fn slow() -> Config {
+    config().deadline(Duration::from_secs(20))
+}
+
+/// The communicator is usable: all ranks register, and the pointers are right (P-3).
+pub fn usable(ranks: &[Communicator]) {
+    let buffers = buffers(ranks, 8192);
+    let windows = windows(ranks, &buffers);
+    check_pointers(ranks, &windows, &buffers);
+    check_digests(ranks);
+    drop(windows);
+    sync(ranks);
 }
