@@ -1,4 +1,10 @@
 //! All-reduce through a communicator: every type and operation, parts of windows, order, and typed errors.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]

@@ -1,4 +1,10 @@
 //! Device communicators: their plan and bytes, their resource buffers, their barriers, and windows found by kernels.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -276,7 +282,7 @@ fn kernels_find_each_of_100_windows() {
             windows[index].iter().for_each(|w| w.close().unwrap());
         }
         windows.clear();
-        wait_until(|| ranks.iter().all(|c| c.status().table_slots == 0));
+        until("closes to be taken in", || ranks.iter().all(|c| c.status().table_slots == 0));
         let none = launch_all(&dev, 1, look);
         assert!(none.iter().all(|found| found[0].iter().all(|f| !*f)));
         drop(dev);

@@ -521,7 +521,9 @@ fn a_panic_while_a_window_is_retired_fails_the_communicator_and_closing_still_wo
 #[test]
 fn a_panic_at_the_end_of_a_batch_answers_its_callers_too() {
     let FaultyWorld { ranks, faults, hosts } = faulty_world(&[1, 1], config().workers(1));
-    let (first, second) = (buffers(&ranks, 4096), buffers(&ranks, 1 << 20));
+    let first = buffers(&ranks, 4096);
+    // Allocations of their own, so that this batch does not take the closed window's memory up.
+    let second: Vec<_> = ranks.iter().map(|comm| comm.alloc_own(4096).unwrap()).collect();
     let mut windows = windows(&ranks, &first);
     // Closed while the next batch is under way on rank 0, so it retires at that batch's end.
     let group = Group::start();

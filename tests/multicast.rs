@@ -1,4 +1,10 @@
 //! Multicast objects, on the test device: when they are made, what is bound to them and when, and what a failure leaves.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -189,7 +195,7 @@ fn a_memory_stays_bound_until_all_have_retired_it_and_outlives_its_binding() {
 
 /// Waits until the rank's actor has taken in what was closed: it holds nothing any more.
 fn settled(ranks: &[Communicator], rank: usize) {
-    wait_until(|| ranks[rank].status().memories == 0);
+    until("closes to be taken in", || ranks[rank].status().memories == 0);
 }
 
 /// The calls of a batch that makes an object, up to the vote.
@@ -422,7 +428,7 @@ fn bug_17_a_failure_while_binding_leaks_nothing_after_the_close() {
         // Rank 1 binds, votes, and hears of the abort while rank 0 is still in its bind.
         world.ranks[1].abort("a test");
         gates[1].1.send(()).unwrap();
-        wait_until(|| matches!(world.ranks[1].status().activity, Activity::Failed(_)));
+        until("closes to be taken in", || matches!(world.ranks[1].status().activity, Activity::Failed(_)));
         gates[0].1.send(()).unwrap();
         for result in pending.into_iter().map(symwin::Pending::wait) {
             let Err(Error::Failed(failure)) = result else { panic!("{result:?}") };

@@ -9,6 +9,12 @@
 //! Not to be shown on the host device: 24 (a current device that is not restored: the host device has no such
 //! thread state), the allocation half of 23 (unchecked `malloc`: Rust's allocator aborts, and sizes from peers are bounded before they
 //! are allocated), and 33 (a stream that another thread captures: the host device has no capture).
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -115,7 +121,7 @@ fn bug_03_resource_windows_take_no_other_windows_entry_with_them() {
         for _ in 0..3 {
             drop(dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(4)));
         }
-        wait_until(|| ranks.iter().all(|comm| comm.status().memories == 1));
+        until("closes to be taken in", || ranks.iter().all(|comm| comm.status().memories == 1));
         for ((comm, buffer), (window, dev)) in ranks.iter().zip(&buffers).zip(windows.iter().zip(&watcher)) {
             assert_eq!(find(comm, buffer, 0, 4096), Some(window.device_address()));
             let address = buffer.address() as u64;
@@ -364,7 +370,6 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
         Call::Copy,
         Call::Fill,
         Call::Record,
-        Call::Done,
     ];
     for layout in LAYOUTS {
         let world = faulty_world(layout, config());
@@ -388,9 +393,9 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
         };
         // Pages and chunks that are made once are there after this.
         drop(all_ok(batch(&world.ranks)));
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 1));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 1));
         drop(windows(&world.ranks, &other));
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().table_slots == 1));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().table_slots == 1));
         let before = held(&world);
         for call in calls {
             // The copies of a commit, behind those of the structs, come after the vote.
@@ -403,9 +408,13 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
                         // So many calls there were not before the vote, in this batch.
                         world.faults[culprit].heal();
                         drop(results);
-                        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 1));
+                        until("closes to be taken in", || {
+                            world.ranks.iter().all(|comm| comm.status().memories == 1)
+                        });
                         drop(windows(&world.ranks, &other));
-                        wait_until(|| world.ranks.iter().all(|comm| comm.status().table_slots == 1));
+                        until("closes to be taken in", || {
+                            world.ranks.iter().all(|comm| comm.status().table_slots == 1)
+                        });
                         continue;
                     }
                     assert_eq!(refusers(&agreed_cause(results)), [expected], "{layout:?}: {call} {nth}");
@@ -430,7 +439,7 @@ fn bug_16_the_offset_of_a_failed_mapping_can_be_used_again() {
         let first = windows(&world.ranks, &own);
         let offset = first[0].offset();
         drop(first);
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 0));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 0));
         for nth in 1..=3 {
             world.faults[3].fail(Call::Map, nth);
             agreed_cause(register_all(&world.ranks, &own));
@@ -519,7 +528,7 @@ fn bug_23_an_unbind_that_fails_skips_none_of_those_behind_it() {
         let windows: Vec<_> = own.iter().map(|buffers| windows(&world.ranks, buffers)).collect();
         assert_eq!(world.board.counts().bindings, 6);
         drop(windows);
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 0));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 0));
         world.faults[0].fail(Call::MulticastUnbind, 1);
         // The next batch, of nothing that is bound.
         drop(dev_comms(&world.ranks, &DevCommRequirements::new()));

@@ -1,4 +1,10 @@
 //! Worlds of several LSA teams: what stays within a team, what all teams agree on, and who is named.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -144,7 +150,7 @@ fn a_failure_in_one_team_rolls_back_all_teams_and_is_named() {
                 let world = faulty_world(&layout, config().lsa_team_size(lsa));
                 let own: Vec<_> = world.ranks.iter().map(|c| c.alloc_own(4096).unwrap()).collect();
                 drop(windows(&world.ranks, &own));
-                wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 0));
+                until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 0));
                 world.faults[bad].fail(call, 1);
                 let cause = agreed_cause(register_all(&world.ranks, &own));
                 assert_eq!(

@@ -1,4 +1,10 @@
 //! Windows: where they may start, how they may share memory, what each rank may reach, and what keeps them alive.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]

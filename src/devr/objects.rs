@@ -11,12 +11,33 @@ use crate::driver::{DeviceError, Driver, Event, Stream};
 #[derive(Debug)]
 pub(crate) struct Objects {
     driver: Arc<dyn Driver>,
-    /// Everything is written on this stream, which lives as long as the communicator.
-    pub(crate) stream: Stream,
     /// Window structs with their host shadows.
     pub(crate) windows: ShadowPool<abi::Window>,
     /// What kernels look windows up in.
     pub(crate) table: WindowTable,
+    /// Everything is written on this stream, which lives as long as the communicator. It goes last.
+    stream: OwnStream,
+}
+
+/// A stream that destroys itself.
+#[derive(Debug)]
+struct OwnStream {
+    driver: Arc<dyn Driver>,
+    stream: Option<Stream>,
+}
+
+impl OwnStream {
+    fn destroy(&mut self) -> Result<(), DeviceError> {
+        self.stream.take().map_or(Ok(()), |stream| self.driver.stream_destroy(stream))
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        if let Err(error) = self.destroy() {
+            tracing::error!(event = "device.undo_failed", %error);
+        }
+    }
 }
 
 impl Objects {
@@ -28,9 +49,9 @@ impl Objects {
         let stream = driver.stream_create().map_err(|error| (error, Vec::new()))?;
         let mut objects = Self {
             driver: Arc::clone(driver),
-            stream,
             windows: ShadowPool::new(Arc::clone(driver)),
             table: WindowTable::new(Arc::clone(driver)),
+            stream: OwnStream { driver: Arc::clone(driver), stream: Some(stream) },
         };
         match objects.table.reserve(0) {
             Ok(_) => Ok(objects),
@@ -38,21 +59,29 @@ impl Objects {
         }
     }
 
+    /// The stream.
+    pub(crate) fn stream(&self) -> Stream {
+        self.stream.stream.expect("it is destroyed with this value")
+    }
+
     /// Writes every struct that is new or changed, and marks the stream behind it.
     pub(crate) fn upload(&mut self) -> Result<Event, DeviceError> {
-        self.windows.upload(self.stream)?;
-        self.table.upload(self.stream)?;
-        self.driver.record(self.stream)
+        let stream = self.stream();
+        self.windows.upload(stream)?;
+        self.table.upload(stream)?;
+        self.driver.record(stream)
     }
 
     /// Makes entries visible to kernels, all of them written before the first one's window.
     pub(crate) fn publish(&mut self, entries: &[(TableSlot, TableEntry)]) -> Result<(), DeviceError> {
-        self.table.publish_all(self.stream, entries)
+        let stream = self.stream();
+        self.table.publish_all(stream, entries)
     }
 
     /// Hides a closed window from lookups of kernels that begin from here on.
     pub(crate) fn withdraw(&mut self, entry: TableSlot) -> Result<(), DeviceError> {
-        self.table.withdraw(self.stream, entry).map(drop)
+        let stream = self.stream();
+        self.table.withdraw(stream, entry).map(drop)
     }
 
     /// Takes a closed window away for good, once no kernel can have seen it: its struct, then both slots. May be
@@ -64,7 +93,8 @@ impl Objects {
             self.table.free(entry);
         }
         self.windows.set(window, abi::Window::poisoned());
-        self.windows.upload(self.stream)?;
+        let stream = self.stream();
+        self.windows.upload(stream)?;
         self.windows.free(window);
         Ok(())
     }
@@ -89,9 +119,10 @@ impl Objects {
 
     /// Gives everything back.
     pub(crate) fn close(self) -> Vec<DeviceError> {
-        let mut errors = self.windows.close();
-        errors.extend(self.table.close());
-        errors.extend(self.driver.stream_destroy(self.stream).err());
+        let Self { windows, table, mut stream, .. } = self;
+        let mut errors = windows.close();
+        errors.extend(table.close());
+        errors.extend(stream.destroy().err());
         errors
     }
 }

@@ -9,12 +9,10 @@ use symwin::driver::Driver;
 use symwin::driver::faulty::Faulty;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
-use symwin::error::{Cause, RolledBack};
-use symwin::{
-    Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Result, Window,
-};
+use symwin::error::Cause;
+use symwin::{Communicator, Config, DevComm, DevCommRequirements, Group, Pending, Rank, Result, Window};
 
-use crate::common::config;
+use crate::common::{config, rolled_back};
 
 /// The three ways to spread `n` ranks over processes: all in one, one each, and mixed.
 pub fn layouts(n: u32) -> [Vec<u32>; 3] {
@@ -55,14 +53,6 @@ pub fn launch_all<T: Send + 'static>(
 ) -> Vec<Vec<T>> {
     let running: Vec<_> = dev_comms.iter().map(|d| d.launch(blocks, kernel.clone()).unwrap()).collect();
     running.into_iter().map(|handle| handle.join().unwrap()).collect()
-}
-
-/// The roll-back that an operation ended with.
-pub fn rolled_back<T: std::fmt::Debug>(result: Result<T>) -> Arc<RolledBack> {
-    match result {
-        Err(Error::RolledBack(rolled_back)) => rolled_back,
-        other => panic!("a roll-back was expected, not {other:?}"),
-    }
 }
 
 /// Every rank was rolled back for the same cause, which comes back.
@@ -134,14 +124,5 @@ impl MulticastWorld {
         for host in hosts {
             assert_eq!(host.counts(), HostCounts::default(), "P-5");
         }
-    }
-}
-
-/// Polls until it is so, for what an actor does behind a call.
-pub fn wait_until(so: impl Fn() -> bool) {
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !so() {
-        assert!(std::time::Instant::now() < until, "it never was");
-        std::thread::yield_now();
     }
 }

@@ -262,7 +262,7 @@ fn objects(
         if plan.is_some() {
             let size = usize::try_from(prepared.offer.tasks[task as usize].size).unwrap_or(usize::MAX);
             let address = core.flat.address(range, me, place.offset);
-            range.zero(&*core.driver, objects.stream, address, size).map_err(failed)?;
+            range.zero(&*core.driver, objects.stream(), address, size).map_err(failed)?;
         }
         drafts.push(Some(slot), entry, window);
     }
