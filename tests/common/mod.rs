@@ -105,9 +105,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// Every host device is as it was before anything was made on it (P-5).
 pub fn assert_empty(hosts: &[Arc<HostDriver>]) {
-    until("everything to be given back", || {
-        hosts.iter().all(|host| host.counts() == HostCounts::default())
-    });
+    until("everything to be given back", || hosts.iter().all(|host| host.counts() == HostCounts::default()));
 }
 
 /// Ranks whose devices the test can look at, of a configuration.
