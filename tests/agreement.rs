@@ -10,8 +10,8 @@ mod common;
 use common::*;
 use symwin::error::{Cause, Peer};
 use symwin::{
-    Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Registration,
-    Window, WindowFlags,
+    Buffer, Communicator, DevComm, DevCommRequirements, Error, Group, Pending, Registration, Window,
+    WindowFlags,
 };
 
 /// What one rank queues.

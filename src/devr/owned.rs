@@ -69,9 +69,24 @@ impl Binding {
     /// Unbinds, and gives back the memory and the object where this was the last to keep them.
     pub(crate) fn unbind(mut self) -> Vec<DeviceError> {
         let failed = self.end();
+        failed.into_iter().chain(self.give_up()).collect()
+    }
+
+    /// The same, to be tried again if the device refuses: then all stays as it is.
+    pub(crate) fn try_unbind(mut self) -> Result<Vec<DeviceError>, (Self, DeviceError)> {
+        match self.end() {
+            None => Ok(self.give_up()),
+            Some(error) => {
+                self.bound = true;
+                Err((self, error))
+            }
+        }
+    }
+
+    fn give_up(self) -> Vec<DeviceError> {
         let kept = [Arc::clone(&self.memory), Arc::clone(&self.object)];
         drop(self);
-        failed.into_iter().chain(release_all(kept)).collect()
+        release_all(kept)
     }
 
     fn end(&mut self) -> Option<DeviceError> {
