@@ -12,6 +12,7 @@ use std::time::Duration;
 use common::*;
 use symwin::driver::Call;
 use symwin::driver::faulty::Faulty;
+use symwin::driver::host::HostCounts;
 use symwin::error::{Failure, FailureCause, Misuse};
 use symwin::{
     Activity, Communicator, DevComm, DevCommRequirements, Error, Group, LsaRank, Rank, Window, WindowFlags,
@@ -492,7 +493,14 @@ fn a_panic_in_an_actor_answers_every_caller_and_closing_still_works() {
         finalize(ranks);
         finalize(others);
         drop(buffers);
-        assert_empty(&hosts);
+        // A call that panicked was not made: what it would have given back is all that stays.
+        let mut left = HostCounts::default();
+        left.events = usize::from(kind == Call::Done);
+        left.handles = usize::from(kind == Call::Release);
+        left.descriptors = left.handles;
+        until(&format!("all but {left:?} to be given back after {kind}"), || {
+            hosts[0].counts() == HostCounts::default() && hosts[1].counts() == left
+        });
     }
 }
 

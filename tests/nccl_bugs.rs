@@ -535,7 +535,7 @@ fn bug_23_an_unbind_that_fails_skips_none_of_those_behind_it() {
         assert_eq!(world.board.counts().bindings, 1);
         assert_eq!(world.ranks[0].status().undo_failures.len(), 1);
         drop((dev, own));
-        world.ranks.into_iter().for_each(|comm| drop(comm.finalize()));
+        world.close();
     }
 }
 

@@ -36,7 +36,7 @@ fn p_5_an_undo_call_that_fails_is_reported_beside_the_first_error() {
                 faults[0].fail(Call::Record, 1);
                 faults[undoing].fail(call, nth);
                 for (rank, outcome) in scene.run(ranks).into_iter().enumerate() {
-                    let rolled_back = rollback_of(outcome);
+                    let rolled_back = rolled_back(outcome);
                     let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
                     assert!(injected(&faults[0], Call::Record), "{what}: {rolled_back}");
                     let undo: Vec<_> = rolled_back.undo.iter().map(|error| error.call).collect();

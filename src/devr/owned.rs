@@ -66,40 +66,34 @@ impl Binding {
         Ok(Self { driver: Arc::clone(driver), object, memory, at, size, bound: true })
     }
 
-    /// Unbinds, and gives back the memory and the object where this was the last to keep them.
-    pub(crate) fn unbind(mut self) -> Vec<DeviceError> {
-        let failed = self.end();
-        failed.into_iter().chain(self.give_up()).collect()
-    }
-
-    /// The same, to be tried again if the device refuses: then all stays as it is.
-    pub(crate) fn try_unbind(mut self) -> Result<Vec<DeviceError>, (Self, DeviceError)> {
-        match self.end() {
-            None => Ok(self.give_up()),
-            Some(error) => {
-                self.bound = true;
-                Err((self, error))
-            }
+    /// Unbinds, and gives back the memory and the object where this was the last to keep them. Comes back, still bound,
+    /// if the device would not: it may be tried again.
+    pub(crate) fn unbind(mut self) -> Result<Vec<DeviceError>, (Self, DeviceError)> {
+        if let Err(error) = self.end() {
+            return Err((self, error));
         }
-    }
-
-    fn give_up(self) -> Vec<DeviceError> {
         let kept = [Arc::clone(&self.memory), Arc::clone(&self.object)];
         drop(self);
-        release_all(kept)
+        Ok(release_all(kept))
     }
 
-    fn end(&mut self) -> Option<DeviceError> {
-        if !std::mem::replace(&mut self.bound, false) {
-            return None;
+    /// The same for the last time: it is dropped if the device would not, which tries once more.
+    pub(crate) fn unbind_or_leave(self) -> Vec<DeviceError> {
+        self.unbind().unwrap_or_else(|(_, error)| vec![error])
+    }
+
+    fn end(&mut self) -> Result<(), DeviceError> {
+        if self.bound {
+            self.driver.multicast_unbind(self.object.handle(), self.at, self.size)?;
+            self.bound = false;
         }
-        self.driver.multicast_unbind(self.object.handle(), self.at, self.size).err()
+        Ok(())
     }
 }
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        if let Some(error) = self.end() {
+        if let Err(error) = self.end() {
             tracing::error!(event = "device.undo_failed", %error, handle = self.object.handle().0);
         }
     }

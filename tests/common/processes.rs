@@ -203,7 +203,12 @@ pub fn report(event: &str, data: Value) {
 
 /// Tells the parent of a point and waits there for its word.
 pub fn point(name: &str) {
-    report(name, Value::Null);
+    point_with(name, Value::Null);
+}
+
+/// The same, with what there is to say of it.
+pub fn point_with(name: &str, data: Value) {
+    report(name, data);
     let read = std::io::stdin().lock().read_line(&mut String::new());
     // A parent that is gone lets nobody go on.
     assert_ne!(read.unwrap(), 0, "the parent is gone");

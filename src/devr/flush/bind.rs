@@ -87,18 +87,14 @@ pub(crate) fn unbind_gone(core: &Core, gone: &[(MemoryId, Memory)]) {
     let mut failed = Vec::new();
     for local in state.multicast.values_mut() {
         for (id, memory) in gone {
-            let mut left = Vec::new();
             for binding in local.bound.remove(id).unwrap_or_default() {
-                let errors = binding.try_unbind().unwrap_or_else(|(binding, error)| {
-                    left.push(binding);
+                let errors = binding.unbind().unwrap_or_else(|(left, error)| {
+                    local.bound.entry(*id).or_default().push(left);
                     vec![error]
                 });
                 if !errors.is_empty() {
                     failed.push((memory.offset, memory.span, errors));
                 }
-            }
-            if !left.is_empty() {
-                local.bound.insert(*id, left);
             }
         }
     }

@@ -225,7 +225,7 @@ pub(crate) fn release_held(state: &mut State, held: BTreeMap<Handle, Arc<Held>>)
 fn undo_multicast(parts: &mut Parts) -> (Vec<DeviceError>, BTreeMap<MemoryId, Vec<DeviceError>>) {
     let mut stuck: BTreeMap<MemoryId, Vec<DeviceError>> = BTreeMap::new();
     for Bound { memory, binding, .. } in parts.bound.drain(..).rev() {
-        let failed = binding.unbind();
+        let failed = binding.unbind_or_leave();
         if !failed.is_empty() {
             stuck.entry(memory).or_default().extend(failed);
         }
