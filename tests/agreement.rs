@@ -10,8 +10,8 @@ mod common;
 use common::*;
 use symwin::error::{Cause, Peer};
 use symwin::{
-    Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Registration,
-    Window, WindowFlags,
+    Buffer, Communicator, DevComm, DevCommRequirements, Error, Group, Pending, Registration, Window,
+    WindowFlags,
 };
 
 /// What one rank queues.
@@ -152,7 +152,7 @@ fn a_6_groups_of_other_names_are_told_so() {
 fn check_mismatch(ranks: &[Communicator], asked: Vec<Vec<Asked>>, what: &str, odd: &str, others: &str) {
     let peers = ranks[0].peers();
     for error in asked.into_iter().flatten().map(Asked::error) {
-        let Cause::Mismatch { what: differs, requests } = &rollback_of::<()>(Err(error)).cause.clone() else {
+        let Cause::Mismatch { what: differs, requests } = &rolled_back::<()>(Err(error)).cause.clone() else {
             panic!("{what}: a mismatch was expected");
         };
         assert_eq!(differs, what);
@@ -178,7 +178,7 @@ fn a_6_teams_that_differ_name_a_rank_of_each() {
         };
         let asked = each_asks(&ranks, &buffers, ask, |_| None);
         for error in asked.into_iter().flatten().map(Asked::error) {
-            let Cause::Mismatch { what, requests } = &rollback_of::<()>(Err(error)).cause.clone() else {
+            let Cause::Mismatch { what, requests } = &rolled_back::<()>(Err(error)).cause.clone() else {
                 panic!("a mismatch was expected");
             };
             assert_eq!(what, "the size of task 0");
@@ -196,7 +196,7 @@ fn a_6_teams_that_differ_name_a_rank_of_each() {
         };
         let asked = each_asks(&ranks, &buffers, ask, |_| None);
         for error in asked.into_iter().flatten().map(Asked::error) {
-            let rolled_back = rollback_of::<()>(Err(error));
+            let rolled_back = rolled_back::<()>(Err(error));
             let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
             assert_eq!(faults.iter().map(|f| f.peer.rank.get()).collect::<Vec<_>>(), [3]);
         }
@@ -228,7 +228,7 @@ fn a_group_dropped_before_its_end_is_told_to_every_rank() {
                 let expected: Vec<Peer> =
                     droppers.iter().map(|&r: &usize| ranks[0].peers()[r].clone()).collect();
                 for pending in pending {
-                    let rolled_back = rollback_of(pending.wait());
+                    let rolled_back = rolled_back(pending.wait());
                     assert_eq!(rolled_back.cause, Cause::Abandoned { by: expected.clone() });
                     assert_eq!(rolled_back.group.as_deref(), Some("layer 3"));
                 }
@@ -253,7 +253,7 @@ fn an_abandoned_group_is_reported_before_a_mismatch() {
         }
         let by = vec![ranks[0].peers()[1].clone()];
         for pending in pending {
-            assert_eq!(rollback_of(pending.wait()).cause, Cause::Abandoned { by: by.clone() });
+            assert_eq!(rolled_back(pending.wait()).cause, Cause::Abandoned { by: by.clone() });
         }
         usable(&ranks);
         finalize(ranks);

@@ -110,7 +110,7 @@ fn a_3_a_shift_that_cannot_be_mapped_names_every_ranks_offset() {
             .collect();
         drop(group.submit());
         for pending in pending {
-            let rolled_back = rollback_of(pending.wait());
+            let rolled_back = rolled_back(pending.wait());
             let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
             let base = |rank: usize| (buffers[rank].address() - buffers[rank].allocations()[0].base) as u64;
             let heads = vec![base(0), base(1) + (1 << 16), base(2) + 4096, base(3)];
@@ -150,7 +150,7 @@ fn a_3_no_memory_for_a_resource_buffer_is_told_with_figures() {
                 ranks.iter().map(|comm| group.create_dev_comm(comm, requirements())).collect();
             drop(group.submit());
             for pending in pending {
-                let rolled_back = rollback_of(pending.wait());
+                let rolled_back = rolled_back(pending.wait());
                 let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
                 let by: Vec<_> = faults.iter().map(|fault| fault.peer.rank.index()).collect();
                 let expected: Vec<_> = (0..4).filter(|&rank| process_of[rank] == small).collect();

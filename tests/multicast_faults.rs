@@ -135,7 +135,7 @@ fn sweep(world: &World, calls: &[Vec<(Call, u64)>], ranks: &[usize], new_team: b
             let what = format!("call {nth} of {call} on rank {rank}");
             world.world.faults[rank].fail(call, nth);
             for outcome in world.run() {
-                let rolled_back = rollback_of(outcome);
+                let rolled_back = rolled_back(outcome);
                 let Cause::Refused { faults } = &rolled_back.cause else { panic!("{what}: {rolled_back}") };
                 assert_eq!(faults.len(), 1, "{what}: {rolled_back}");
                 assert_eq!(faults[0].peer.rank.index(), rank, "{what}: {rolled_back}");
@@ -200,7 +200,7 @@ fn p_5_an_undo_call_of_multicast_that_fails_is_reported() {
                 // Rank 1's last bind fails, so that rank 3 has to undo all of its own.
                 faults[1].fail(Call::MulticastBind, 6);
                 faults[3].fail(call, nth);
-                let outcomes: Vec<_> = world.run().into_iter().map(rollback_of).collect();
+                let outcomes: Vec<_> = world.run().into_iter().map(rolled_back).collect();
                 faults.iter().for_each(|faulty| faulty.heal());
                 // Imports are given back before the vote: then this is the batch's failure.
                 let Cause::Refused { faults: first } = &outcomes[0].cause else { panic!("{}", outcomes[0]) };

@@ -142,7 +142,7 @@ fn p_8_handles_of_a_batch_that_rolled_back_are_sent_again() {
         }
         drop(group.submit());
         for pending in pending {
-            assert!(matches!(rollback_of(pending.wait()).cause, Cause::Mismatch { .. }));
+            assert!(matches!(rolled_back(pending.wait()).cause, Cause::Mismatch { .. }));
         }
         let mut windows = Vec::new();
         assert_eq!(rounds(&ranks, || windows = at_heads(&ranks, &own, [0; 4], 8192)), 2);
@@ -185,7 +185,7 @@ fn space_that_runs_out_is_the_same_error_everywhere() {
         for shift in [3, 4] {
             let causes: Vec<_> = register(shift * 4096)
                 .into_iter()
-                .map(|outcome| rollback_of(outcome).cause.clone())
+                .map(|outcome| rolled_back(outcome).cause.clone())
                 .collect();
             let need = GIB + shift as u64 * 4096;
             let free = 4 * GIB - 3 * GIB - 3 * 4096;
@@ -235,7 +235,7 @@ fn space_that_runs_out_within_a_batch_leaves_nothing_of_it() {
             .collect();
         drop(group.submit());
         for pending in pending {
-            assert!(matches!(rollback_of(pending.wait()).cause, Cause::Exhausted { .. }));
+            assert!(matches!(rolled_back(pending.wait()).cause, Cause::Exhausted { .. }));
         }
         world.expect_held(&before, "P-5");
         usable(ranks);

@@ -36,7 +36,7 @@ fn p_5_an_undo_call_that_fails_is_reported_beside_the_first_error() {
                 faults[0].fail(Call::Record, 1);
                 faults[undoing].fail(call, nth);
                 for (rank, outcome) in scene.run(ranks).into_iter().enumerate() {
-                    let rolled_back = rollback_of(outcome);
+                    let rolled_back = rolled_back(outcome);
                     let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
                     assert!(injected(&faults[0], Call::Record), "{what}: {rolled_back}");
                     let undo: Vec<_> = rolled_back.undo.iter().map(|error| error.call).collect();
@@ -66,9 +66,10 @@ fn p_5_an_undo_call_that_fails_is_reported_beside_the_first_error() {
     }
 }
 
-/// The calls of a deregistration, and whether their failure keeps a table slot.
+/// Unmap and release quarantine the range on every rank. Copies, which take the window from kernels, are made again: its
+/// memory stays until then.
 #[test]
-fn p_5_a_failing_call_of_a_deregistration_quarantines_the_range_on_every_rank() {
+fn p_5_a_failing_call_of_a_deregistration_is_tried_again_or_quarantines_the_range_on_every_rank() {
     for layout in LAYOUTS {
         for rank in FAILING {
             for (call, nth) in [(Call::Unmap, 1), (Call::Release, 1), (Call::Copy, 1), (Call::Copy, 2)] {
@@ -94,15 +95,21 @@ fn p_5_a_failing_call_of_a_deregistration_quarantines_the_range_on_every_rank() 
                 check_digests(ranks);
                 let failures: Vec<_> = ranks.iter().flat_map(|comm| comm.status().undo_failures).collect();
                 assert_eq!(failures.iter().map(|error| error.call).collect::<Vec<_>>(), [call], "{what}");
-                assert!(ranks.iter().all(|comm| comm.status().quarantined_bytes == 8192), "{what}");
-                assert!(ranks.iter().all(|comm| comm.status().memories == 1), "{what}");
+                // What kernels may still find keeps its range until it can be taken from them.
+                let out = if call == Call::Copy { 0 } else { 8192 };
+                for held in ranks.iter().map(RankHeld::of) {
+                    assert_eq!(
+                        (held.quarantined_bytes, held.memories, held.agreed_memories),
+                        (out, 1, 1),
+                        "{what}"
+                    );
+                    assert_eq!((held.shadow_slots, held.table_slots), (1, 1), "{what}");
+                }
                 for _ in 0..3 {
                     let again = windows(ranks, &buffers);
                     let offset = again[0].offset();
-                    assert!(
-                        offset + 8192 <= bad.start || offset >= bad.end,
-                        "{what}: {offset:#x} of {bad:x?}"
-                    );
+                    let apart = offset + 8192 <= bad.start || offset >= bad.end;
+                    assert_eq!(apart, out > 0, "{what}: {offset:#x} of {bad:x?}");
                     check_pointers(ranks, &again, &buffers);
                     check_pointers(ranks, &open, &other);
                 }

@@ -198,7 +198,7 @@ pub fn check_digests(ranks: &[Communicator]) {
 }
 
 /// Why the batch was rolled back.
-pub fn rollback_of<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Arc<RolledBack> {
+pub fn rolled_back<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Arc<RolledBack> {
     match outcome {
         Err(Error::RolledBack(rolled_back)) => rolled_back,
         other => panic!("a batch rolled back was expected, not {other:?}"),

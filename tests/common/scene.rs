@@ -7,7 +7,7 @@ use symwin::driver::{Call, DeviceProblem};
 use symwin::error::{Cause, Fault, Reason};
 use symwin::{Communicator, DevCommRequirements, Error, Group, Rank, Region, Window, WindowFlags};
 
-use super::{FaultyWorld, check_digests, rollback_of, sync, windows};
+use super::{FaultyWorld, check_digests, rolled_back, sync, windows};
 
 /// The lowest rank, one that imports nothing where it is not alone in its process, and the last, which imports.
 pub const FAILING: [usize; 3] = [0, 1, 3];
@@ -17,7 +17,7 @@ pub fn only_fault<T: std::fmt::Debug>(outcomes: Vec<Result<T, Error>>) -> Fault 
     let faults: Vec<Fault> = outcomes
         .into_iter()
         .map(|outcome| {
-            let rolled_back = rollback_of(outcome);
+            let rolled_back = rolled_back(outcome);
             let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
             assert_eq!(faults.len(), 1, "{rolled_back}");
             faults[0].clone()
