@@ -238,7 +238,7 @@ fn a_failure_at_any_multicast_call_rolls_back_everywhere() {
                     let results = try_dev_comms(&world.ranks, &multimem().lsa_barriers(1));
                     let undo: Vec<_> = results
                         .iter()
-                        .map(|r| rollback_of(r.as_ref().map(drop).map_err(Clone::clone)).undo.clone())
+                        .map(|r| rolled_back(r.as_ref().map(drop).map_err(Clone::clone)).undo.clone())
                         .collect();
                     assert!(undo.iter().all(Vec::is_empty), "{undo:?}");
                     let cause = agreed_cause(results);
@@ -299,7 +299,7 @@ fn an_unbind_that_fails_is_reported_and_its_range_never_used_again() {
         world.faults[0].fail(Call::MulticastUnbind, 1);
         let small = buffers(ranks, 4096);
         let results = register_all(ranks, &small);
-        let undo: Vec<usize> = results.into_iter().map(|result| rollback_of(result).undo.len()).collect();
+        let undo: Vec<usize> = results.into_iter().map(|result| rolled_back(result).undo.len()).collect();
         assert_eq!(undo, [1, 0], "reported beside the first error, by the rank that it concerns");
         let windows = register_until_ok(ranks, &small);
         assert_eq!(windows[0].offset(), windows[1].offset());

@@ -12,7 +12,7 @@ use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver
 use symwin::error::Cause;
 use symwin::{Communicator, Config, DevComm, DevCommRequirements, Group, Pending, Rank, Result, Window};
 
-use crate::common::{config, rollback_of};
+use crate::common::{config, rolled_back};
 
 /// The three ways to spread `n` ranks over processes: all in one, one each, and mixed.
 pub fn layouts(n: u32) -> [Vec<u32>; 3] {
@@ -57,7 +57,7 @@ pub fn launch_all<T: Send + 'static>(
 
 /// Every rank was rolled back for the same cause, which comes back.
 pub fn agreed_cause<T: std::fmt::Debug>(results: Vec<Result<T>>) -> Cause {
-    let mut causes = results.into_iter().map(|result| rollback_of(result).cause.clone());
+    let mut causes = results.into_iter().map(|result| rolled_back(result).cause.clone());
     let first = causes.next().unwrap();
     causes.for_each(|cause| assert_eq!(cause, first, "A-3: every rank hears the same"));
     first

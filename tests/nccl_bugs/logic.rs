@@ -232,10 +232,10 @@ fn bug_09_a_failed_group_leaves_nothing_for_the_next() {
             .collect();
         assert!(group.end().is_err());
         for result in pending.into_iter().map(Pending::wait) {
-            rollback_of(result);
+            rolled_back(result);
         }
         for result in dev.into_iter().map(Pending::wait) {
-            rollback_of(result);
+            rolled_back(result);
         }
         let before = ranks[0].status();
         assert_eq!((before.windows, before.memories, before.allocations, before.shadow_slots), (0, 0, 0, 0));
