@@ -181,18 +181,18 @@ type Ask = fn(&Group, &Communicator, bool) -> Pending<Window>;
 fn teams_that_differ_hear_both_requests_on_every_rank() {
     let cases: [(&str, Ask); 4] = [
         ("the size of task 0", |g, c, odd| {
-            g.register(c, &c.alloc(if odd { 8192 } else { 4096 }).unwrap(), WindowFlags::empty())
+            g.register(c, c.alloc(if odd { 8192 } else { 4096 }).unwrap(), WindowFlags::empty())
         }),
         ("the label of task 0", |g, c, odd| {
             let label = if odd { "keys" } else { "values" };
-            g.register_with(c, Registration::new(&c.alloc(4096).unwrap()).label(label))
+            g.register_with(c, Registration::new(c.alloc(4096).unwrap()).label(label))
         }),
         ("the flags of task 0", |g, c, odd| {
             let flags = if odd { WindowFlags::STRICT_ORDERING } else { WindowFlags::empty() };
-            g.register(c, &c.alloc(4096).unwrap(), flags)
+            g.register(c, c.alloc(4096).unwrap(), flags)
         }),
         ("the requirements of task 1", |g, c, odd| {
-            let window = g.register(c, &c.alloc(4096).unwrap(), WindowFlags::empty());
+            let window = g.register(c, c.alloc(4096).unwrap(), WindowFlags::empty());
             drop(g.create_dev_comm(c, DevCommRequirements::new().lsa_barriers(if odd { 2 } else { 3 })));
             window
         }),
