@@ -12,6 +12,7 @@
 //!
 //! Errors are values: they compare, clone and travel between ranks.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -238,7 +239,7 @@ impl<T: fmt::Display> fmt::Display for List<'_, T> {
 }
 
 /// One rank's reason why it could not do its part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[error("{peer} in {phase}{}: {reason}", TaskIndex(*.task))]
 #[non_exhaustive]
 pub struct Fault {
@@ -250,6 +251,12 @@ pub struct Fault {
     pub task: Option<u32>,
     /// What was wrong.
     pub reason: Reason,
+}
+
+/// Each fault once, in the order in which they came. There may be one for each of thousands of tasks.
+pub(crate) fn each_once(faults: impl IntoIterator<Item = Fault>) -> Vec<Fault> {
+    let mut seen = HashSet::new();
+    faults.into_iter().filter(|fault| seen.insert(fault.clone())).collect()
 }
 
 struct TaskIndex(Option<u32>);

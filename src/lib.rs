@@ -50,3 +50,7 @@ pub mod manual {
     #[doc = include_str!("../docs/protocol.md")]
     pub mod protocol {}
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

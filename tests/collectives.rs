@@ -1,4 +1,10 @@
 //! All-reduce through a communicator: every type and operation, parts of windows, order, and typed errors.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -112,13 +118,23 @@ fn parts_of_windows_at_any_aligned_offset() {
             for (rank, buffer) in (1u8..).zip(&buffers) {
                 buffer.write(0, &[rank; 4096]).unwrap();
             }
-            reduce(&ranks, &slices(&windows, from.clone()), &slices(&windows, to.clone()), DType::U8, ReduceOp::Sum)
-                .unwrap();
+            reduce(
+                &ranks,
+                &slices(&windows, from.clone()),
+                &slices(&windows, to.clone()),
+                DType::U8,
+                ReduceOp::Sum,
+            )
+            .unwrap();
             for (rank, buffer) in (1u8..).zip(&buffers) {
                 let mut bytes = [0; 4096];
                 buffer.read(0, &mut bytes).unwrap();
                 for (at, byte) in bytes.into_iter().enumerate() {
-                    assert_eq!(byte, if to.contains(&at) { 10 } else { rank }, "{from:?} to {to:?}, byte {at}");
+                    assert_eq!(
+                        byte,
+                        if to.contains(&at) { 10 } else { rank },
+                        "{from:?} to {to:?}, byte {at}"
+                    );
                 }
             }
         }
@@ -222,9 +238,8 @@ fn bug_21_a_failed_first_use_leaves_no_half_made_collectives() {
         // The resource buffer of the collectives is the only thing that a batch of windows creates.
         for call in [Call::Fill, Call::Create, Call::Map] {
             last.fail(call, 1);
-            let results = ask(ranks, |g, c| {
-                g.register(c, &buffers[c.rank().index()], WindowFlags::COLL_SYMMETRIC)
-            });
+            let results =
+                ask(ranks, |g, c| g.register(c, &buffers[c.rank().index()], WindowFlags::COLL_SYMMETRIC));
             assert_eq!(refusers(&agreed_cause(results)), [Rank::new(3)], "{layout:?}: {call}");
             assert!(ranks.iter().all(|comm| comm.collectives().is_none()));
             let after: Vec<_> = ranks.iter().map(|comm| comm.status().memories).collect();

@@ -1,4 +1,10 @@
 //! Device communicators: their plan and bytes, their resource buffers, their barriers, and windows found by kernels.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -14,7 +20,12 @@ use zerocopy::IntoBytes;
 
 fn everything() -> DevCommRequirements {
     let slots = ll_a2a_slots(16, 16).unwrap();
-    DevCommRequirements::new().lsa_barriers(3).ll_a2a(2, slots).buffer(1000, 1).buffer(64, 4096).buffer(0, 128)
+    DevCommRequirements::new()
+        .lsa_barriers(3)
+        .ll_a2a(2, slots)
+        .buffer(1000, 1)
+        .buffer(64, 4096)
+        .buffer(0, 128)
 }
 
 /// What must be equal on all ranks, and lie where the reference's layout puts it.
@@ -55,7 +66,10 @@ fn nothing_at_all_needs_no_buffer_and_still_runs_kernels() {
         }
         let out = launch_all(&dev, 2, |k| {
             let none = matches!(k.barrier(0), Err(Error::Misuse(_)))
-                && matches!(k.resource::<u8>(0, LsaRank::new(0), 1), Err(Error::Misuse(Misuse::OutOfRange { .. })));
+                && matches!(
+                    k.resource::<u8>(0, LsaRank::new(0), 1),
+                    Err(Error::Misuse(Misuse::OutOfRange { .. }))
+                );
             Ok((k.rank(), k.n_ranks(), k.block(), none))
         });
         let expected: Vec<_> = (0..4).map(|r| vec![(r, 4, 0, true), (r, 4, 1, true)]).collect();
@@ -85,7 +99,8 @@ fn p6_resource_buffers_are_zero_and_peers_write_them() {
                 session.sync()?;
                 for peer in 0..k.lsa_size() {
                     let me = k.rank();
-                    k.resource::<u32>(small, LsaRank::new(peer), 16)?.store(me as usize, me * 16 + peer + 1)?;
+                    k.resource::<u32>(small, LsaRank::new(peer), 16)?
+                        .store(me as usize, me * 16 + peer + 1)?;
                     k.resource::<u8>(large, LsaRank::new(peer), 1000)?.store(999 - me as usize, 0xff)?;
                 }
                 session.sync()?;
@@ -223,7 +238,9 @@ fn kernels_find_each_of_100_windows() {
         let group = Group::start();
         let pending: Vec<Vec<_>> = buffers
             .iter()
-            .map(|one| ranks.iter().zip(one).map(|(c, b)| group.register(c, b, WindowFlags::empty())).collect())
+            .map(|one| {
+                ranks.iter().zip(one).map(|(c, b)| group.register(c, b, WindowFlags::empty())).collect()
+            })
             .collect();
         let dev: Vec<_> = ranks
             .iter()
@@ -247,7 +264,8 @@ fn kernels_find_each_of_100_windows() {
                 for (handle, address) in &handles[k.rank() as usize] {
                     let by_handle = k.window(*handle).ok();
                     let by_address = k.find_window(address + 4095);
-                    let same = |w: &symwin::device::DeviceWindow<'_>| w.base() == *address && w.size() == 4096;
+                    let same =
+                        |w: &symwin::device::DeviceWindow<'_>| w.base() == *address && w.size() == 4096;
                     assert_eq!(by_handle.is_some(), by_address.is_some());
                     assert!(by_handle.iter().chain(&by_address).all(same));
                     found.push(by_handle.is_some());
@@ -264,7 +282,7 @@ fn kernels_find_each_of_100_windows() {
             windows[index].iter().for_each(|w| w.close().unwrap());
         }
         windows.clear();
-        wait_until(|| ranks.iter().all(|c| c.status().table_slots == 0));
+        until("closes to be taken in", || ranks.iter().all(|c| c.status().table_slots == 0));
         let none = launch_all(&dev, 1, look);
         assert!(none.iter().all(|found| found[0].iter().all(|f| !*f)));
         drop(dev);

@@ -1,8 +1,9 @@
 //! P-1, P-3, P-5 over unequal histories: ranks allocate, register and close different things in different order, and
-//! close windows at any moment of a batch; the pointers of every open window stay right.
+//! batches fail here and there; the pointers of every open window stay right.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
+    clippy::print_stderr,
     reason = "these are tests of four ranks; clippy takes helpers for none"
 )]
 
@@ -12,12 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::*;
-use parking_lot::Mutex;
 use symwin::driver::Call;
 use symwin::driver::faulty::Faulty;
 use symwin::{
-    Buffer, BufferSlice, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank,
-    Registration, Window, WindowFlags,
+    Buffer, BufferSlice, Communicator, DevComm, DevCommRequirements, Error, Group, Pending, Rank,
+    Registration, Window,
 };
 
 const PAGE: usize = 4096;
@@ -49,7 +49,7 @@ impl Drop for Seed<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let Self(seed, layout, lsa, step) = self;
-            println!("history: seed {seed}, layout {layout:?}, LSA team size {lsa}, step {step}");
+            eprintln!("history: seed {seed}, layout {layout:?}, LSA team size {lsa}, step {step}");
         }
     }
 }
@@ -66,6 +66,21 @@ struct Side {
 }
 
 const COMMON: usize = 4;
+
+/// Calls whose failure fails a batch at most, and no communicator: copies are also what publishes.
+const CALLS: [Call; 11] = [
+    Call::AddressRange,
+    Call::Create,
+    Call::Export,
+    Call::Fill,
+    Call::Import,
+    Call::Map,
+    Call::Record,
+    Call::Release,
+    Call::Retain,
+    Call::SetAccess,
+    Call::Unmap,
+];
 
 impl Side {
     fn new(seed: u64, comm: &Communicator) -> Self {
@@ -148,19 +163,33 @@ struct History<'a> {
     seed: Seed<'a>,
 }
 
+type Queued = (Vec<(Pending<Window>, BufferSlice)>, Option<Pending<DevComm>>);
+
+/// A batch under way.
+struct Submitted {
+    fate: Fate,
+    /// The numbers of its windows.
+    ids: std::ops::Range<usize>,
+    /// By rank.
+    queued: Vec<Queued>,
+}
+
 /// What becomes of a batch.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Commits,
     /// This rank's stream fails.
     Fails(usize),
+    /// Some call of this rank fails, if it comes to that: before the vote, or while something is undone.
+    Any(usize),
     /// This rank drops its group.
     Abandoned(usize),
 }
 
 impl<'a> History<'a> {
     fn new(seed: u64, layout: &'a [u32], lsa: u32) -> Self {
-        let FaultyWorld { ranks, faults, .. } = faulty_world(layout, config().lsa_team_size(lsa));
+        let FaultyWorld { ranks, faults, .. } =
+            faulty_world(layout, config().stride(64 << 30).lsa_team_size(lsa));
         let sides = ranks.iter().map(|comm| Side::new(seed, comm)).collect();
         let seed_of = Seed(seed, layout, lsa, 0);
         Self { ranks, faults, sides, random: Random(seed), lsa: lsa as usize, next: 0, seed: seed_of }
@@ -172,7 +201,12 @@ impl<'a> History<'a> {
             for (side, comm) in self.sides.iter_mut().zip(&self.ranks) {
                 side.act(comm);
             }
-            self.batch();
+            // Sometimes several batches are under way before any is awaited.
+            let several = self.random.one_in(4);
+            let count = if several { 2 + self.random.below(2) } else { 1 };
+            let batches: Vec<_> = (0..count).map(|_| self.submit(!several)).collect();
+            batches.into_iter().for_each(|batch| self.settle(batch));
+            self.faults.iter().for_each(|faulty| faulty.heal());
             self.check();
         }
         for side in &mut self.sides {
@@ -188,10 +222,12 @@ impl<'a> History<'a> {
         finalize(std::mem::take(&mut self.ranks));
     }
 
-    fn batch(&mut self) {
-        let fate = match self.random.below(8) {
-            0 => Fate::Fails(self.random.below(4)),
+    /// Devices fail in a batch that is alone only: else it is open which one they fail.
+    fn submit(&mut self, faults: bool) -> Submitted {
+        let fate = match self.random.below(10) {
+            0 if faults => Fate::Fails(self.random.below(4)),
             1 => Fate::Abandoned(self.random.below(4)),
+            2 | 3 if faults => Fate::Any(self.random.below(4)),
             _ => Fate::Commits,
         };
         let tasks: Vec<(usize, bool, u64)> = (0..1 + self.random.below(5))
@@ -201,10 +237,14 @@ impl<'a> History<'a> {
             })
             .collect();
         let dev_comm = self.random.one_in(3);
-        if let Fate::Fails(rank) = fate {
-            self.faults[rank].fail(Call::Record, 1);
+        match fate {
+            Fate::Fails(rank) => self.faults[rank].fail(Call::Record, 1),
+            Fate::Any(rank) => {
+                let call = CALLS[self.random.below(CALLS.len())];
+                self.faults[rank].fail(call, 1 + self.random.next() % 4);
+            }
+            Fate::Commits | Fate::Abandoned(_) => {}
         }
-        type Queued = (Vec<(Pending<Window>, BufferSlice)>, Option<Pending<DevComm>>);
         let mut queued: Vec<Queued> = Vec::new();
         // Ranks come in another order each time.
         let first = self.random.below(4);
@@ -226,12 +266,24 @@ impl<'a> History<'a> {
         queued.rotate_right(first);
         let ids = self.next..self.next + tasks.len();
         self.next = ids.end;
+        Submitted { fate, ids, queued }
+    }
+
+    fn settle(&mut self, Submitted { fate, ids, queued }: Submitted) {
+        let mut commits = match fate {
+            Fate::Commits => Some(true),
+            Fate::Fails(_) | Fate::Abandoned(_) => Some(false),
+            Fate::Any(_) => None,
+        };
         for (side, (windows, dev_comm)) in self.sides.iter_mut().zip(queued) {
             for (id, (window, region)) in ids.clone().zip(windows) {
-                match window.wait() {
+                let outcome = window.wait();
+                // P-2: all or none, on all ranks.
+                assert_eq!(outcome.is_ok(), *commits.get_or_insert(outcome.is_ok()), "P-2: {outcome:?}");
+                match outcome {
                     // A window whose buffer the caller has dropped keeps its memory.
-                    Ok(window) if fate == Fate::Commits => drop(side.windows.insert(id, (window, region))),
-                    Err(Error::RolledBack(_)) if fate != Fate::Commits => {}
+                    Ok(window) => drop(side.windows.insert(id, (window, region))),
+                    Err(Error::RolledBack(_)) => {}
                     other => panic!("{other:?}"),
                 }
             }
@@ -309,171 +361,4 @@ fn p_3_unequal_histories_in_two_teams() {
     histories(&[2, 2], 2, 300..304);
     histories(&[1, 3], 2, 304..308);
     histories(&[4], 2, 308..310);
-}
-
-/// What the batch is to the memory of the windows that are closed while it runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Batch {
-    /// It takes their memory up again.
-    Shares,
-    /// It does not touch it.
-    Apart,
-    /// It takes it up, and is rolled back.
-    SharesAndFails,
-}
-
-/// A world in which windows are closed while a batch runs.
-struct Closing {
-    world: FaultyWorld,
-    /// Under the windows that are closed.
-    victims: Vec<Buffer>,
-    /// Under one window that stays open.
-    steady: Vec<Buffer>,
-    open: Vec<Window>,
-    /// Registered by the batch only.
-    fresh: Vec<Buffer>,
-}
-
-impl Closing {
-    fn new(layout: &[u32], config: Config) -> Self {
-        let world = faulty_world(layout, config);
-        let own = || world.ranks.iter().map(|comm| comm.alloc_own(4 * PAGE).unwrap()).collect::<Vec<_>>();
-        let (victims, steady, fresh) = (own(), own(), own());
-        let open = windows(&world.ranks, &steady);
-        Self { victims, steady, open, fresh, world }
-    }
-
-    /// Runs a batch while `during` is done at this call of this rank; gives what the batch made.
-    fn batch(&self, kind: Batch) -> Option<Vec<Vec<(Window, BufferSlice)>>> {
-        let ranks = &self.world.ranks;
-        let group = Group::start();
-        let mut queued = Vec::new();
-        for (rank, comm) in ranks.iter().enumerate() {
-            let mut slices = vec![self.fresh[rank].slice(0..2 * PAGE).unwrap()];
-            slices.push(self.steady[rank].slice(PAGE..2 * PAGE).unwrap());
-            if kind != Batch::Apart {
-                slices.push(self.victims[rank].slice(PAGE..3 * PAGE).unwrap());
-            }
-            let pending = slices.iter().map(|slice| group.register(comm, slice, WindowFlags::empty()));
-            let pending: Vec<_> = pending.collect();
-            queued.push((slices, pending));
-        }
-        drop(group.submit());
-        let made: Vec<Vec<_>> = queued
-            .into_iter()
-            .map(|(slices, pending)| {
-                let windows = pending.into_iter().map(Pending::wait);
-                windows.zip(slices).filter_map(|(window, slice)| Some((window.ok()?, slice))).collect()
-            })
-            .collect();
-        let fails = kind == Batch::SharesAndFails;
-        assert!(made.iter().all(|windows| windows.is_empty() == fails), "all or none: {made:?}");
-        (!fails).then_some(made)
-    }
-
-    fn check(&self, made: &[Vec<(Window, BufferSlice)>], victims: &[Window]) {
-        for (from, windows) in made.iter().enumerate() {
-            for (task, (window, _)) in windows.iter().enumerate() {
-                for (to, peer) in made.iter().enumerate() {
-                    reaches(window, to, &peer[task].1, from);
-                }
-            }
-        }
-        for (from, window) in victims.iter().enumerate().filter(|(_, window)| window.is_open()) {
-            for to in 0..4 {
-                reaches(window, to, &self.victims[to].slice(0..2 * PAGE).unwrap(), from);
-            }
-        }
-        check_pointers(&self.world.ranks, &self.open, &self.steady);
-        check_digests(&self.world.ranks);
-    }
-
-    fn victims(&self) -> Vec<Window> {
-        let group = Group::start();
-        let ranks = self.world.ranks.iter().zip(&self.victims);
-        let pending: Vec<_> = ranks
-            .map(|(comm, buffer)| {
-                group.register(comm, buffer.slice(0..2 * PAGE).unwrap(), WindowFlags::empty())
-            })
-            .collect();
-        group.end().unwrap();
-        pending.into_iter().map(|window| window.wait().unwrap()).collect()
-    }
-}
-
-fn reaches(window: &Window, to: usize, slice: &BufferSlice, from: usize) {
-    for at in [from, window.size() - 1 - from] {
-        let mark = [from as u8 + 1 + 16 * to as u8];
-        window.write(Rank::new(to as u32), at, &mark).unwrap();
-        let mut seen = [0];
-        slice.read(at, &mut seen).unwrap();
-        assert_eq!(seen, mark, "P-3: from {from} to {to} at {at}");
-    }
-}
-
-/// At every call of a batch on one rank, windows of this rank, of another one, or of all are closed.
-fn close_at_every_call(layout: &[u32], kind: Batch) {
-    let closing = Closing::new(layout, config());
-    let Closing { world: FaultyWorld { ranks, faults, .. }, .. } = &closing;
-    let cycle = |rank: usize, at: Option<u64>, closers: &[usize]| -> u64 {
-        let victims = closing.victims();
-        let chosen: Vec<Window> = closers.iter().map(|&closer| victims[closer].clone()).collect();
-        let seen = Arc::new(Mutex::new((0, chosen)));
-        let state = Arc::clone(&seen);
-        if kind == Batch::SharesAndFails {
-            faults[3 - rank].fail(Call::Record, 1);
-        }
-        faults[rank].on_call(Box::new(move |_, _| {
-            let mut state = state.lock();
-            state.0 += 1;
-            if Some(state.0) == at {
-                let chosen = std::mem::take(&mut state.1);
-                drop(state);
-                chosen.iter().for_each(|window| window.close().unwrap());
-            }
-        }));
-        let made = closing.batch(kind);
-        faults[rank].on_call(Box::new(|_, _| {}));
-        let calls = seen.lock().0;
-        closing.check(made.as_deref().unwrap_or_default(), &victims);
-        // The next batch hears of it all, and its pointers are right too.
-        let next = closing.batch(Batch::Shares).unwrap();
-        closing.check(&next, &victims);
-        closing.check(made.as_deref().unwrap_or_default(), &victims);
-        drop((victims, made, next));
-        sync(ranks);
-        calls
-    };
-    cycle(0, None, &[]);
-    let before = closing.world.held();
-    for rank in [0, 3] {
-        let calls = cycle(rank, None, &[]);
-        assert!(calls > 10, "{calls}");
-        for at in 1..=calls {
-            for closers in [&[rank][..], &[3 - rank], &[0, 1, 2, 3]] {
-                cycle(rank, Some(at), closers);
-                closing
-                    .world
-                    .expect_held(&before, &format!("{layout:?}, {kind:?}: call {at} of rank {rank}"));
-            }
-        }
-    }
-    let Closing { world, victims, steady, open, fresh } = closing;
-    drop((victims, steady, open, fresh));
-    finalize(world.ranks);
-}
-
-#[test]
-fn p_3_windows_closed_at_any_call_of_a_batch_that_shares_their_memory() {
-    LAYOUTS.iter().for_each(|layout| close_at_every_call(layout, Batch::Shares));
-}
-
-#[test]
-fn p_3_windows_closed_at_any_call_of_a_batch_apart_from_their_memory() {
-    LAYOUTS.iter().for_each(|layout| close_at_every_call(layout, Batch::Apart));
-}
-
-#[test]
-fn p_3_windows_closed_at_any_call_of_a_batch_that_rolls_back() {
-    LAYOUTS.iter().for_each(|layout| close_at_every_call(layout, Batch::SharesAndFails));
 }

@@ -9,6 +9,12 @@
 //! Not to be shown on the host device: 24 (a current device that is not restored: the host device has no such
 //! thread state), the allocation half of 23 (unchecked `malloc`: Rust's allocator aborts, and sizes from peers are bounded before they
 //! are allocated), and 33 (a stream that another thread captures: the host device has no capture).
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -21,8 +27,8 @@ use symwin::driver::Call;
 use symwin::driver::host::HostCounts;
 use symwin::error::{Cause, Misuse, Reason};
 use symwin::{
-    Activity, Buffer, Communicator, DevCommRequirements, Error, Group, LsaRank, Pending, Rank, Region, Registration,
-    Team, Window, WindowFlags,
+    Activity, Buffer, Communicator, DevCommRequirements, Error, Group, LsaRank, Pending, Rank, Region,
+    Registration, Team, Window, WindowFlags,
 };
 use worlds::*;
 
@@ -48,7 +54,8 @@ fn held(world: &FaultyWorld) -> Vec<(HostCounts, usize, usize, usize, u64)> {
         let s = comm.status();
         (host.counts(), s.memories, s.shadow_slots, s.table_slots, s.space_bytes)
     };
-    let hosts = world.ranks.iter().map(|comm| &world.hosts[comm.peers()[comm.rank().index()].process.index()]);
+    let hosts =
+        world.ranks.iter().map(|comm| &world.hosts[comm.peers()[comm.rank().index()].process.index()]);
     hosts.zip(&world.ranks).map(of).collect()
 }
 
@@ -72,7 +79,10 @@ fn bug_01_a_second_and_a_third_team_are_made_and_found_again() {
             })
         };
         let bases = |results: Vec<symwin::Result<symwin::DevComm>>| -> Vec<_> {
-            results.into_iter().map(|r| r.map(|d| (d.multicast_base(0), d.multicast_base(1))).unwrap()).collect()
+            results
+                .into_iter()
+                .map(|r| r.map(|d| (d.multicast_base(0), d.multicast_base(1))).unwrap())
+                .collect()
         };
         let first = bases(make(&world.ranks));
         assert_eq!(world.board.counts().objects, 5, "one of four ranks, two of neighbours, two strided");
@@ -91,7 +101,8 @@ fn bug_02_an_address_behind_a_window_is_not_in_it() {
         let dev = dev_comms(&ranks, &DevCommRequirements::new());
         for (comm, (d, buffer)) in ranks.iter().zip(dev.iter().zip(&buffers)) {
             let at = buffer.address() as u64;
-            let found = d.run(|k| Ok([4095, 4096, 1 << 30].map(|o| k.find_window(at + o).is_some()))).unwrap();
+            let found =
+                d.run(|k| Ok([4095, 4096, 1 << 30].map(|o| k.find_window(at + o).is_some()))).unwrap();
             assert_eq!(found, [true, false, false]);
             assert!(find(comm, buffer, 4095, 1).is_some() && find(comm, buffer, 4096, 1).is_none());
         }
@@ -110,7 +121,7 @@ fn bug_03_resource_windows_take_no_other_windows_entry_with_them() {
         for _ in 0..3 {
             drop(dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(4)));
         }
-        wait_until(|| ranks.iter().all(|comm| comm.status().memories == 1));
+        until("closes to be taken in", || ranks.iter().all(|comm| comm.status().memories == 1));
         for ((comm, buffer), (window, dev)) in ranks.iter().zip(&buffers).zip(windows.iter().zip(&watcher)) {
             assert_eq!(find(comm, buffer, 0, 4096), Some(window.device_address()));
             let address = buffer.address() as u64;
@@ -218,7 +229,11 @@ fn bug_07_known_on_some_ranks_and_new_on_others_is_agreed() {
         let before = ranks[0].status().rounds;
         let second = windows(&ranks, &mixed);
         let took = ranks[0].status().rounds - before;
-        assert_eq!(took, if layout.len() == 1 { 2 } else { 3 }, "{layout:?}: some handles came with no offer");
+        assert_eq!(
+            took,
+            if layout.len() == 1 { 2 } else { 3 },
+            "{layout:?}: some handles came with no offer"
+        );
         check_pointers(&ranks, &first, &old);
         check_pointers(&ranks, &second, &mixed);
         let third = windows(&ranks, &mixed);
@@ -281,14 +296,16 @@ fn bug_09_a_failed_group_leaves_nothing_for_the_next() {
             pending.push(group.register(comm, raw(0x1000, 4096), WindowFlags::empty()));
             pending.push(group.register(comm, buffer, WindowFlags::empty()));
         }
-        let dev: Vec<_> =
-            ranks.iter().map(|c| group.create_dev_comm(c, DevCommRequirements::new().lsa_barriers(1))).collect();
+        let dev: Vec<_> = ranks
+            .iter()
+            .map(|c| group.create_dev_comm(c, DevCommRequirements::new().lsa_barriers(1)))
+            .collect();
         assert!(group.end().is_err());
         for result in pending.into_iter().map(Pending::wait) {
-            rolled_back(result);
+            rollback_of(result);
         }
         for result in dev.into_iter().map(Pending::wait) {
-            rolled_back(result);
+            rollback_of(result);
         }
         let before = ranks[0].status();
         assert_eq!((before.windows, before.memories, before.allocations, before.shadow_slots), (0, 0, 0, 0));
@@ -353,7 +370,6 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
         Call::Copy,
         Call::Fill,
         Call::Record,
-        Call::Done,
     ];
     for layout in LAYOUTS {
         let world = faulty_world(layout, config());
@@ -377,9 +393,9 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
         };
         // Pages and chunks that are made once are there after this.
         drop(all_ok(batch(&world.ranks)));
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 1));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 1));
         drop(windows(&world.ranks, &other));
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().table_slots == 1));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().table_slots == 1));
         let before = held(&world);
         for call in calls {
             // The copies of a commit, behind those of the structs, come after the vote.
@@ -392,9 +408,13 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
                         // So many calls there were not before the vote, in this batch.
                         world.faults[culprit].heal();
                         drop(results);
-                        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 1));
+                        until("closes to be taken in", || {
+                            world.ranks.iter().all(|comm| comm.status().memories == 1)
+                        });
                         drop(windows(&world.ranks, &other));
-                        wait_until(|| world.ranks.iter().all(|comm| comm.status().table_slots == 1));
+                        until("closes to be taken in", || {
+                            world.ranks.iter().all(|comm| comm.status().table_slots == 1)
+                        });
                         continue;
                     }
                     assert_eq!(refusers(&agreed_cause(results)), [expected], "{layout:?}: {call} {nth}");
@@ -414,11 +434,12 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
 fn bug_16_the_offset_of_a_failed_mapping_can_be_used_again() {
     for layout in LAYOUTS {
         let world = faulty_world(layout, config());
-        let own: Vec<_> = world.ranks.iter().map(|c| c.alloc_segments(&[4096, 4096, 4096]).unwrap()).collect();
+        let own: Vec<_> =
+            world.ranks.iter().map(|c| c.alloc_segments(&[4096, 4096, 4096]).unwrap()).collect();
         let first = windows(&world.ranks, &own);
         let offset = first[0].offset();
         drop(first);
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 0));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 0));
         for nth in 1..=3 {
             world.faults[3].fail(Call::Map, nth);
             agreed_cause(register_all(&world.ranks, &own));
@@ -435,8 +456,10 @@ fn bug_16_the_offset_of_a_failed_mapping_can_be_used_again() {
 fn bug_17_18_a_bind_that_fails_unbinds_what_was_bound_and_nothing_else() {
     for layout in [&[2][..], &[1, 1]] {
         let world = MulticastWorld::new(layout);
-        let old: Vec<_> = (0..3).map(|_| world.ranks.iter().map(|c| c.alloc_own(4096).unwrap()).collect()).collect();
-        let windows: Vec<_> = old.iter().map(|buffers: &Vec<Buffer>| windows(&world.ranks, buffers)).collect();
+        let old: Vec<_> =
+            (0..3).map(|_| world.ranks.iter().map(|c| c.alloc_own(4096).unwrap()).collect()).collect();
+        let windows: Vec<_> =
+            old.iter().map(|buffers: &Vec<Buffer>| windows(&world.ranks, buffers)).collect();
         for nth in 1..=3 {
             world.faults[1].fail(Call::MulticastBind, nth);
             let cause = agreed_cause(try_dev_comms(&world.ranks, &multimem()));
@@ -477,7 +500,8 @@ fn bug_22_finalize_gives_back_windows_device_communicators_and_ranges_with_holes
         let world = faulty_world(layout, config());
         let own: Vec<Vec<_>> =
             (0..4).map(|_| world.ranks.iter().map(|c| c.alloc_own(4096).unwrap()).collect()).collect();
-        let mut windows: Vec<_> = own.iter().map(|buffers: &Vec<Buffer>| windows(&world.ranks, buffers)).collect();
+        let mut windows: Vec<_> =
+            own.iter().map(|buffers: &Vec<Buffer>| windows(&world.ranks, buffers)).collect();
         drop(windows.remove(1));
         let dev = dev_comms(&world.ranks, &DevCommRequirements::new().lsa_barriers(1));
         drop(own);
@@ -504,14 +528,14 @@ fn bug_23_an_unbind_that_fails_skips_none_of_those_behind_it() {
         let windows: Vec<_> = own.iter().map(|buffers| windows(&world.ranks, buffers)).collect();
         assert_eq!(world.board.counts().bindings, 6);
         drop(windows);
-        wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 0));
+        until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 0));
         world.faults[0].fail(Call::MulticastUnbind, 1);
         // The next batch, of nothing that is bound.
         drop(dev_comms(&world.ranks, &DevCommRequirements::new()));
         assert_eq!(world.board.counts().bindings, 1);
         assert_eq!(world.ranks[0].status().undo_failures.len(), 1);
         drop((dev, own));
-        world.ranks.into_iter().for_each(|comm| drop(comm.finalize()));
+        world.close();
     }
 }
 
@@ -537,7 +561,9 @@ fn bug_25_a_range_beyond_its_allocation_is_refused_and_one_over_several_is_mappe
         let cause = agreed_cause(results);
         let Cause::Refused { faults } = cause else { panic!("{cause}") };
         for fault in faults {
-            let Reason::Misuse(Misuse::OutOfRange { len, size, .. }) = fault.reason else { panic!("{fault}") };
+            let Reason::Misuse(Misuse::OutOfRange { len, size, .. }) = fault.reason else {
+                panic!("{fault}")
+            };
             assert_eq!((len, size), (12_289, 12_288));
         }
         drop(windows);
@@ -565,7 +591,9 @@ fn bug_27_nothing_and_null_are_typed_errors() {
     for layout in LAYOUTS {
         let ranks = world(layout);
         let address = ranks[0].alloc(4096).unwrap();
-        for (at, len) in [(0, 4096), (0, 0), (address.address(), 0), (usize::MAX, 1), (usize::MAX - 100, 4096)] {
+        for (at, len) in
+            [(0, 4096), (0, 0), (address.address(), 0), (usize::MAX, 1), (usize::MAX - 100, 4096)]
+        {
             let results = ask(&ranks, |group, comm| group.register(comm, raw(at, len), WindowFlags::empty()));
             let cause = agreed_cause(results);
             assert_eq!(refusers(&cause).len(), 4, "{at:#x} + {len}: {cause}");
@@ -589,7 +617,8 @@ fn bug_28_foreign_and_second_closes_are_typed_errors() {
         drop(second);
         // A window of another communicator, in a collective and in a kernel.
         let slice = theirs[1].whole();
-        let result = ranks[1].all_reduce(&slice, &slice, symwin::coll::DType::U8, symwin::coll::ReduceOp::Sum);
+        let result =
+            ranks[1].all_reduce(&slice, &slice, symwin::coll::DType::U8, symwin::coll::ReduceOp::Sum);
         assert!(matches!(result, Err(Error::Misuse(_))));
         let dev = dev_comms(&ranks, &DevCommRequirements::new());
         let handle = theirs[1].device_address();
@@ -652,7 +681,10 @@ fn bug_30_pointer_getters_check_and_never_make_teams() {
         assert_eq!((world.ranks[0].status().messages, world.board.steps().len()), (messages, steps), "A-8");
         let dev = dev_comms(&world.ranks, &multimem());
         assert!(windows[0].multicast_ptr(team, 4095).is_ok());
-        assert!(matches!(windows[0].multicast_ptr(team, 4096), Err(Error::Misuse(Misuse::OutOfRange { .. }))));
+        assert!(matches!(
+            windows[0].multicast_ptr(team, 4096),
+            Err(Error::Misuse(Misuse::OutOfRange { .. }))
+        ));
         let strange = Team::strided(2, 1, 1).unwrap();
         assert!(windows[0].multicast_ptr(strange, 0).is_err(), "its first member is before rank 0");
         let beyond = Team::strided(3, 0, 1).unwrap();

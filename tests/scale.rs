@@ -1,5 +1,11 @@
 //! Many cycles, many windows, many at a time: what is held stays flat, and rounds do not depend on the number of
 //! tasks (P-5, P-8, A-4).
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/resources.rs"]
@@ -163,10 +169,8 @@ fn p8_groups_of_1_64_and_1024_windows_take_two_rounds() {
         let ranks = Communicator::in_processes_with(layout, &config).unwrap();
         for count in [1, 64, 1024] {
             let before: Vec<u64> = ranks.iter().map(|comm| comm.status().rounds).collect();
-            let buffers: Vec<Vec<_>> = ranks
-                .iter()
-                .map(|comm| (0..count).map(|_| comm.alloc(PAGE).unwrap()).collect())
-                .collect();
+            let buffers: Vec<Vec<_>> =
+                ranks.iter().map(|comm| (0..count).map(|_| comm.alloc(PAGE).unwrap()).collect()).collect();
             let windows = registered(&ranks, |i| buffers[i].iter().map(Region::from).collect());
             for (comm, before) in ranks.iter().zip(before) {
                 let taken = comm.status().rounds - before;
@@ -188,4 +192,40 @@ fn p8_groups_of_1_64_and_1024_windows_take_two_rounds() {
 
 fn comm_is_one_team(ranks: &[Communicator]) -> bool {
     ranks[0].lsa_size() == ranks[0].world_size()
+}
+
+/// A batch of thousands of tasks that all are refused on all ranks ends as fast as one that is not.
+#[test]
+fn thousands_of_refusals_are_heard_by_all() {
+    const TASKS: usize = 5_000;
+    for (lsa, layout) in [(4, &[4][..]), (1, &[2, 2]), (2, &[1, 1, 1, 1])] {
+        let ranks = Communicator::in_processes_with(layout, &config().lsa_team_size(lsa)).unwrap();
+        let buffers = buffers(&ranks, 2 * PAGE);
+        let group = Group::start();
+        let mut pending = Vec::new();
+        for (comm, buffer) in ranks.iter().zip(&buffers) {
+            for _ in 0..TASKS {
+                let slice = buffer.slice(8..PAGE).unwrap();
+                pending.push(group.register(comm, slice, WindowFlags::empty()));
+            }
+        }
+        drop(group.submit());
+        for window in pending {
+            let Err(symwin::Error::RolledBack(error)) = window.wait() else {
+                panic!("a roll-back was expected")
+            };
+            let symwin::error::Cause::Refused { faults } = &error.cause else { panic!("{error}") };
+            assert_eq!(faults.len(), TASKS * ranks.len());
+        }
+        check_pointers_of_one_team(&ranks, &buffers);
+        finalize(ranks);
+    }
+}
+
+/// The communicator is usable.
+fn check_pointers_of_one_team(ranks: &[Communicator], buffers: &[symwin::Buffer]) {
+    let windows = windows(ranks, buffers);
+    if comm_is_one_team(ranks) {
+        check_pointers(ranks, &windows, buffers);
+    }
 }

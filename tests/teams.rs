@@ -1,4 +1,10 @@
 //! Worlds of several LSA teams: what stays within a team, what all teams agree on, and who is named.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -144,10 +150,14 @@ fn a_failure_in_one_team_rolls_back_all_teams_and_is_named() {
                 let world = faulty_world(&layout, config().lsa_team_size(lsa));
                 let own: Vec<_> = world.ranks.iter().map(|c| c.alloc_own(4096).unwrap()).collect();
                 drop(windows(&world.ranks, &own));
-                wait_until(|| world.ranks.iter().all(|comm| comm.status().memories == 0));
+                until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().memories == 0));
                 world.faults[bad].fail(call, 1);
                 let cause = agreed_cause(register_all(&world.ranks, &own));
-                assert_eq!(refusers(&cause), [Rank::new(u32::try_from(bad).unwrap())], "{layout:?} {lsa} {call}");
+                assert_eq!(
+                    refusers(&cause),
+                    [Rank::new(u32::try_from(bad).unwrap())],
+                    "{layout:?} {lsa} {call}"
+                );
                 let Cause::Refused { faults } = &cause else { unreachable!() };
                 assert!(matches!(&faults[0].reason, Reason::Device(error) if error.call == call));
                 let again = windows(&world.ranks, &own);
@@ -387,7 +397,10 @@ fn team_arithmetic_of_a_communicator() {
     assert_eq!(of(Team::rail(me.rank(), 8, 4).unwrap()), [1, 5]);
     assert_eq!(of(Team::strided(2, 1, 3).unwrap()), [2, 5]);
     assert_eq!(world.rank_in_difference(lsa, 2), Some(2));
-    assert_eq!((lsa.rank_to_team(me.rank(), Rank::new(7)), lsa.contains(me.rank(), Rank::new(3))), (Some(3), false));
+    assert_eq!(
+        (lsa.rank_to_team(me.rank(), Rank::new(7)), lsa.contains(me.rank(), Rank::new(3))),
+        (Some(3), false)
+    );
     assert!(world.inner_factor(3).is_err() && Team::strided(2, 2, 1).is_err());
     finalize(ranks);
 }
@@ -418,7 +431,10 @@ fn teams_as_requirements_are_within_the_lsa_team_and_agreed() {
         let differ = ask(&ranks, |group, comm| {
             // Ranks 0, 1 and 3 say pairs of neighbours; rank 2 says it is second to rank 1.
             let member = if comm.rank().get() == 2 { 1 } else { comm.rank().get() % 2 };
-            group.create_dev_comm(comm, DevCommRequirements::new().team(Team::strided(2, member, 1).unwrap(), false))
+            group.create_dev_comm(
+                comm,
+                DevCommRequirements::new().team(Team::strided(2, member, 1).unwrap(), false),
+            )
         });
         let Cause::Mismatch { what, requests } = agreed_cause(differ) else { panic!("a mismatch") };
         assert_eq!((what.as_str(), requests.len()), ("the teams of task 0", 4));

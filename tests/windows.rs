@@ -1,4 +1,10 @@
 //! Windows: where they may start, how they may share memory, what each rank may reach, and what keeps them alive.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 mod common;
 #[path = "common/worlds.rs"]
@@ -9,7 +15,8 @@ use symwin::driver::Driver;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::error::{Cause, Misuse, Reason};
 use symwin::{
-    Buffer, Communicator, DevCommRequirements, Error, LsaRank, Rank, Region, Registration, Window, WindowFlags,
+    Buffer, Communicator, DevCommRequirements, Error, LsaRank, Rank, Region, Registration, Window,
+    WindowFlags,
 };
 use worlds::*;
 
@@ -89,7 +96,10 @@ fn one_buffer_registered_twice_is_two_windows() {
         for window in &first {
             assert!(matches!(window.close(), Err(Error::Misuse(Misuse::Closed { .. }))));
             assert!(matches!(window.local_ptr(0), Err(Error::Misuse(Misuse::Closed { .. }))));
-            assert!(matches!(window.read(Rank::new(0), 0, &mut [0]), Err(Error::Misuse(Misuse::Closed { .. }))));
+            assert!(matches!(
+                window.read(Rank::new(0), 0, &mut [0]),
+                Err(Error::Misuse(Misuse::Closed { .. }))
+            ));
         }
         drop((first, second));
         finalize(ranks);
@@ -156,7 +166,10 @@ fn p3_heads_may_differ_between_ranks() {
             check_part(&ranks, &windows, &buffers, &heads, 8190);
             for (comm, window) in ranks.iter().zip(&windows) {
                 assert_eq!(comm.status().digest, ranks[0].status().digest, "P-1");
-                assert_eq!(window.address(), buffers[comm.rank().index()].address() + heads[comm.rank().index()]);
+                assert_eq!(
+                    window.address(),
+                    buffers[comm.rank().index()].address() + heads[comm.rank().index()]
+                );
             }
         }
         finalize(ranks);
@@ -193,7 +206,9 @@ fn heads_that_cannot_be_brought_together_are_refused_with_every_base_and_offset(
         assert_eq!(refusers(&cause), [Rank::new(1)], "the others could be mapped");
         let text = cause.to_string();
         let Cause::Refused { faults } = cause else { unreachable!() };
-        let Reason::Shift { bases, heads: said, granularity } = &faults[0].reason else { panic!("{}", faults[0]) };
+        let Reason::Shift { bases, heads: said, granularity } = &faults[0].reason else {
+            panic!("{}", faults[0])
+        };
         assert_eq!(said, &heads.map(|head| head as u64));
         assert_eq!(bases, &buffers.iter().map(|b| b.address() as u64).collect::<Vec<_>>());
         assert_eq!((*granularity, faults[0].task), (64 << 10, Some(0)));
@@ -225,11 +240,15 @@ fn asymmetric_sizes_are_known_to_every_rank() {
                 let mut last = [0];
                 buffers[peer.index()].read(size - 1, &mut last).unwrap();
                 assert_eq!(last, [9]);
-                let Err(Error::Misuse(Misuse::OutOfRange { size: said, .. })) = window.peer_ptr(peer, size) else {
+                let Err(Error::Misuse(Misuse::OutOfRange { size: said, .. })) = window.peer_ptr(peer, size)
+                else {
                     panic!("beyond {peer}'s end");
                 };
                 assert_eq!(said, size as u64);
-                assert!(window.write(peer, size - 1, &[1, 2]).is_err() && window.read(peer, size, &mut [0]).is_err());
+                assert!(
+                    window.write(peer, size - 1, &[1, 2]).is_err()
+                        && window.read(peer, size, &mut [0]).is_err()
+                );
             }
         }
         // Kernels know them too, and forget them with the window.
@@ -246,7 +265,9 @@ fn asymmetric_sizes_are_known_to_every_rank() {
         assert!(out.iter().all(|o| o[0] == (sizes.map(|s| s as u64).to_vec(), true)), "{out:?}");
         // Without leave to differ they may not.
         let results = register_all(&ranks, &buffers);
-        assert!(matches!(agreed_cause(results), Cause::Mismatch { what, .. } if what == "the size of task 0"));
+        assert!(
+            matches!(agreed_cause(results), Cause::Mismatch { what, .. } if what == "the size of task 0")
+        );
         drop((windows, dev));
         finalize(ranks);
     }
@@ -320,14 +341,16 @@ fn bounds_of_every_getter() {
         assert_eq!(window.local_ptr(17).unwrap(), window.lsa_ptr(LsaRank::new(2), 17).unwrap());
         let step = window.lsa_ptr(LsaRank::new(3), 0).unwrap().addr() - window.local_ptr(0).unwrap().addr();
         assert_eq!(step as u64, ranks[2].stride());
-        let out = |result: symwin::Result<()>| matches!(result, Err(Error::Misuse(Misuse::OutOfRange { .. })));
+        let out =
+            |result: symwin::Result<()>| matches!(result, Err(Error::Misuse(Misuse::OutOfRange { .. })));
         assert!(window.peer_ptr(me, 4999).is_ok());
         for offset in [5000, 5001, usize::MAX] {
             assert!(out(window.peer_ptr(me, offset).map(drop)) && out(window.local_ptr(offset).map(drop)));
         }
         window.read(me, 5000, &mut []).unwrap();
         assert!(out(window.read(me, 4999, &mut [0; 2])) && out(window.write(me, usize::MAX, &[0; 2])));
-        let strange = |result: symwin::Result<()>| matches!(result, Err(Error::Misuse(Misuse::NotInTeam { .. })));
+        let strange =
+            |result: symwin::Result<()>| matches!(result, Err(Error::Misuse(Misuse::NotInTeam { .. })));
         assert!(strange(window.peer_ptr(Rank::new(4), 0).map(drop)));
         assert!(strange(window.lsa_ptr(LsaRank::new(4), 0).map(drop)));
         assert!(strange(window.lsa_ptr(LsaRank::new(u32::MAX), 0).map(drop)));

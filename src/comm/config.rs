@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,8 +69,9 @@ impl Config {
         if let Some(bytes) = variable("SYMWIN_STRIDE", "a number of bytes, 0 for the default")? {
             config.stride = Some(bytes);
         }
-        if let Some(ranks) = variable("SYMWIN_LSA_TEAM_SIZE", "a number of ranks, at least 1")? {
-            config.lsa_team_size = Some(ranks);
+        if let Some(ranks) = variable::<NonZeroU32>("SYMWIN_LSA_TEAM_SIZE", "a number of ranks, at least 1")?
+        {
+            config.lsa_team_size = Some(ranks.get());
         }
         if let Some(seconds) = seconds("SYMWIN_DEADLINE")? {
             config.deadline = seconds;
@@ -77,8 +79,9 @@ impl Config {
         if let Some(seconds) = seconds("SYMWIN_BOOTSTRAP_DEADLINE")? {
             config.bootstrap_deadline = seconds;
         }
-        if let Some(workers) = variable("SYMWIN_WORKERS", "a number of threads, at least 1")? {
-            config.workers = workers;
+        if let Some(workers) = variable::<NonZeroUsize>("SYMWIN_WORKERS", "a number of threads, at least 1")?
+        {
+            config.workers = workers.get();
         }
         Ok(config)
     }

@@ -69,8 +69,15 @@ pub(super) fn from_env(config: &Config) -> Result<Vec<Communicator>> {
     let bad = |name: &str, value: u32, why: String| {
         Error::from(Misuse::BadSetting { name: name.to_owned(), value: value.to_string(), why })
     };
+    if rendezvous.is_empty() {
+        let (name, why) = ("SYMWIN_RENDEZVOUS".to_owned(), "a name that the launcher chooses".to_owned());
+        return Err(Misuse::BadSetting { name, value: rendezvous, why }.into());
+    }
     if per_process == 0 {
         return Err(bad("SYMWIN_RANKS_PER_PROCESS", 0, "at least 1".to_owned()));
+    }
+    if world == 0 {
+        return Err(bad("WORLD_SIZE", 0, "at least 1".to_owned()));
     }
     if rank >= world {
         return Err(bad("RANK", rank, format!("less than WORLD_SIZE, {world}")));

@@ -220,10 +220,13 @@ enum Told {
 /// What an abort says to the peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Farewell {
-    /// The sender failed, for this reason.
-    Failed(String),
     /// The sender dropped its communicator.
     Dropped,
+    /// The sender failed, for this reason.
+    Failed(String),
+    /// The sender has lost these ranks, in this way: whoever hears it first, the ranks that died are named and not
+    /// the one that saw it.
+    Lost(Vec<Rank>, String),
 }
 
 /// Batches.
@@ -362,6 +365,9 @@ impl CommActor {
                 FailureCause::Dropped { .. } => Farewell::Dropped,
                 // The frame says who.
                 FailureCause::Aborted { reason, .. } => Farewell::Failed(reason.clone()),
+                FailureCause::PeerLost { peers, detail } => {
+                    Farewell::Lost(peers.iter().map(|peer| peer.rank).collect(), detail.clone())
+                }
                 cause => Farewell::Failed(cause.to_string()),
             };
             endpoint.abort(&encode(&farewell));
@@ -400,6 +406,14 @@ impl CommActor {
                 let cause = match decode(&body) {
                     Ok(Farewell::Failed(reason)) => FailureCause::Aborted { by, reason },
                     Ok(Farewell::Dropped) => FailureCause::Dropped { by },
+                    Ok(Farewell::Lost(mut ranks, detail)) => {
+                        // What a peer sends is checked before it is used as an index.
+                        ranks.retain(|rank| rank.index() < self.core.agreed.world.len());
+                        FailureCause::PeerLost {
+                            peers: self.peers(&ranks),
+                            detail: format!("{detail}, as {by} saw it"),
+                        }
+                    }
                     Err(detail) => FailureCause::Protocol { peer: by, detail },
                 };
                 self.fail(cause, Told::All, cx);
@@ -543,10 +557,11 @@ impl CommActor {
             return self.deferred.push(closing);
         }
         state.unuse(closing.memory, &self.core);
-        self.core.board.committed(&state);
         drop(state);
         // Its buffer may go back to its slab now; the driver's calls for that are none of the state's.
         drop(closing.keep);
+        // Last: who sees in the status that it is closed finds its buffer free.
+        self.core.board.committed(&self.core.state());
     }
 
     /// Retires what was closed while kernels ran that have ended meanwhile.

@@ -77,17 +77,14 @@ impl Agreed {
         let size = u32::try_from(world.len()).unwrap_or(u32::MAX);
         let lsa_size = first.lsa_team_size.unwrap_or(size);
         if lsa_size == 0 || !size.is_multiple_of(lsa_size) {
-            return Err(Misuse::BadSetting {
-                name: "LSA team size (SYMWIN_LSA_TEAM_SIZE)".to_owned(),
-                value: lsa_size.to_string(),
-                why: format!("it must divide the {size} ranks"),
-            }
-            .into());
+            let why = format!("it must divide the {size} ranks");
+            return Err(bad("LSA team size (SYMWIN_LSA_TEAM_SIZE)", lsa_size.to_string(), why));
         }
         let memory = devices().map(|d| d.memory_bytes).max().unwrap_or(0);
         let asked = first.stride.filter(|&bytes| bytes > 0).unwrap_or(memory).max(1);
         let Some(stride) = asked.checked_next_multiple_of(STRIDE_UNIT) else {
-            return Err(differ("the stride", &format!("{asked} bytes cannot be rounded up to 4 GiB")));
+            let why = "a number of bytes that can be rounded up to 4 GiB".to_owned();
+            return Err(bad("stride (SYMWIN_STRIDE)", asked.to_string(), why));
         };
         Ok(Self {
             name: first.name.clone(),
@@ -223,9 +220,7 @@ fn same(what: &str, introductions: &[Introduction], setting: impl Fn(&Introducti
     Err(Error::Bootstrap(Arc::new(BootstrapError::Differ { what: what.to_owned(), settings })))
 }
 
-fn differ(what: &str, why: &str) -> Error {
-    Error::Bootstrap(Arc::new(BootstrapError::Differ {
-        what: what.to_owned(),
-        settings: vec![why.to_owned()],
-    }))
+/// A setting on which all agree and that cannot be: by the variable's name, as its builder method has it too.
+fn bad(name: &str, value: String, why: String) -> Error {
+    Misuse::BadSetting { name: name.to_owned(), value, why }.into()
 }

@@ -18,7 +18,7 @@ pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
     let driver = &*core.driver;
     let mut errors = Vec::new();
     for local in std::mem::take(&mut state.multicast).into_values() {
-        errors.extend(local.bound.into_values().flatten().flat_map(Binding::unbind));
+        errors.extend(local.bound.into_values().flatten().flat_map(Binding::unbind_or_leave));
         errors.extend(local.place.close());
         errors.extend(release_all([local.object]));
     }

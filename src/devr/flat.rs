@@ -7,8 +7,8 @@
 //! memory is unmapped when the last rank of the process has retired it, and never on a failed communicator
 //! before the last rank of the process has closed it.
 
-use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -20,6 +20,12 @@ use crate::ids::LsaRank;
 
 /// What `reserve` aligns the range to: the largest page that a device may use.
 const ALIGN: usize = 512 << 20;
+
+/// What is kept until the last close of the process: nobody can use it any more by then.
+pub(crate) trait Kept: fmt::Debug + Send {
+    /// Gives it back, whatever fails on the way. The flat range and all that was mapped in it are gone.
+    fn give_back(self: Box<Self>) -> Vec<DeviceError>;
+}
 
 /// The flat range of one process for one LSA team.
 #[derive(Debug)]
@@ -41,7 +47,7 @@ struct Inner {
     /// What is mapped for each committed memory, and how many ranks of the process have not retired it.
     memories: BTreeMap<MemoryId, (Vec<Mapped>, usize)>,
     /// What dropped jobs had made, kept until the last close.
-    attic: Vec<Box<dyn Any + Send>>,
+    attic: Vec<Box<dyn Kept>>,
     /// Something may still run on it: it stays mapped for ever.
     leaked: bool,
 }
@@ -105,7 +111,7 @@ impl FlatRange {
     }
 
     /// Keeps something until the last rank of the process has closed.
-    pub(crate) fn keep(&self, what: Box<dyn Any + Send>) {
+    pub(crate) fn keep(&self, what: Box<dyn Kept>) {
         self.inner.lock().attic.push(what);
     }
 
@@ -130,7 +136,7 @@ impl FlatRange {
         if let Some(range) = range.and_then(Arc::into_inner) {
             errors.extend(range.free(driver).err());
         }
-        drop(attic);
+        errors.extend(attic.into_iter().flat_map(|kept| kept.give_back()));
         errors
     }
 

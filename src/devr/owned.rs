@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::flat::Kept;
 use crate::driver::{DeviceError, Driver, Handle};
 
 /// One reference to physical memory (or a multicast object). Dropping it releases it; [`Held::release`] does so
@@ -65,27 +66,42 @@ impl Binding {
         Ok(Self { driver: Arc::clone(driver), object, memory, at, size, bound: true })
     }
 
-    /// Unbinds, and gives back the memory and the object where this was the last to keep them.
-    pub(crate) fn unbind(mut self) -> Vec<DeviceError> {
-        let failed = self.end();
+    /// Unbinds, and gives back the memory and the object where this was the last to keep them. Comes back, still bound,
+    /// if the device would not: it may be tried again.
+    pub(crate) fn unbind(mut self) -> Result<Vec<DeviceError>, (Self, DeviceError)> {
+        if let Err(error) = self.end() {
+            return Err((self, error));
+        }
         let kept = [Arc::clone(&self.memory), Arc::clone(&self.object)];
         drop(self);
-        failed.into_iter().chain(release_all(kept)).collect()
+        Ok(release_all(kept))
     }
 
-    fn end(&mut self) -> Option<DeviceError> {
-        if !std::mem::replace(&mut self.bound, false) {
-            return None;
+    /// The same for the last time: it is dropped if the device would not, which tries once more.
+    pub(crate) fn unbind_or_leave(self) -> Vec<DeviceError> {
+        self.unbind().unwrap_or_else(|(_, error)| vec![error])
+    }
+
+    fn end(&mut self) -> Result<(), DeviceError> {
+        if self.bound {
+            self.driver.multicast_unbind(self.object.handle(), self.at, self.size)?;
+            self.bound = false;
         }
-        self.driver.multicast_unbind(self.object.handle(), self.at, self.size).err()
+        Ok(())
     }
 }
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        if let Some(error) = self.end() {
+        if let Err(error) = self.end() {
             tracing::error!(event = "device.undo_failed", %error, handle = self.object.handle().0);
         }
+    }
+}
+
+impl Kept for Vec<Arc<Held>> {
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        release_all(*self)
     }
 }
 

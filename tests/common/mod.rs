@@ -6,6 +6,8 @@
     reason = "these are tests; clippy takes helpers for none"
 )]
 
+pub mod scene;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,11 +41,21 @@ pub struct FaultyWorld {
 
 /// One host device for each process, one faulty wrapper for each rank.
 pub fn faulty_world(layout: &[u32], config: Config) -> FaultyWorld {
+    faulty_world_of(layout, config, |host| host)
+}
+
+/// The same with something between the host device and the faulty wrapper of each rank.
+pub fn faulty_world_of(
+    layout: &[u32],
+    config: Config,
+    device: impl Fn(Arc<dyn Driver>) -> Arc<dyn Driver>,
+) -> FaultyWorld {
     let hosts: Vec<_> = layout.iter().map(|_| HostDriver::new(HostOptions::new()).unwrap()).collect();
     let faults: Vec<_> = layout
         .iter()
         .zip(&hosts)
-        .flat_map(|(&ranks, host)| (0..ranks).map(move |_| Faulty::new(host.clone() as Arc<dyn Driver>)))
+        .flat_map(|(&ranks, host)| std::iter::repeat_n(host, ranks as usize))
+        .map(|host| Faulty::new(device(host.clone())))
         .collect();
     let devices = faults.clone();
     let config = config.devices(move |rank: Rank| Ok(devices[rank.index()].clone() as Arc<dyn Driver>));
@@ -191,4 +203,19 @@ pub fn rolled_back<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Arc<RolledB
         Err(Error::RolledBack(rolled_back)) => rolled_back,
         other => panic!("a batch rolled back was expected, not {other:?}"),
     }
+}
+
+/// A wait that ended by a deadline would show as another kind of error.
+pub fn slow() -> Config {
+    config().deadline(Duration::from_secs(20))
+}
+
+/// The communicator is usable: all ranks register, and the pointers are right (P-3).
+pub fn usable(ranks: &[Communicator]) {
+    let buffers = buffers(ranks, 8192);
+    let windows = windows(ranks, &buffers);
+    check_pointers(ranks, &windows, &buffers);
+    check_digests(ranks);
+    drop(windows);
+    sync(ranks);
 }

@@ -9,10 +9,10 @@ use symwin::driver::Driver;
 use symwin::driver::faulty::Faulty;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
-use symwin::error::{Cause, RolledBack};
-use symwin::{Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Result, Window};
+use symwin::error::Cause;
+use symwin::{Communicator, Config, DevComm, DevCommRequirements, Group, Pending, Rank, Result, Window};
 
-use crate::common::config;
+use crate::common::{config, rollback_of};
 
 /// The three ways to spread `n` ranks over processes: all in one, one each, and mixed.
 pub fn layouts(n: u32) -> [Vec<u32>; 3] {
@@ -55,17 +55,9 @@ pub fn launch_all<T: Send + 'static>(
     running.into_iter().map(|handle| handle.join().unwrap()).collect()
 }
 
-/// The roll-back that an operation ended with.
-pub fn rolled_back<T: std::fmt::Debug>(result: Result<T>) -> Arc<RolledBack> {
-    match result {
-        Err(Error::RolledBack(rolled_back)) => rolled_back,
-        other => panic!("a roll-back was expected, not {other:?}"),
-    }
-}
-
 /// Every rank was rolled back for the same cause, which comes back.
 pub fn agreed_cause<T: std::fmt::Debug>(results: Vec<Result<T>>) -> Cause {
-    let mut causes = results.into_iter().map(|result| rolled_back(result).cause.clone());
+    let mut causes = results.into_iter().map(|result| rollback_of(result).cause.clone());
     let first = causes.next().unwrap();
     causes.for_each(|cause| assert_eq!(cause, first, "A-3: every rank hears the same"));
     first
@@ -132,14 +124,5 @@ impl MulticastWorld {
         for host in hosts {
             assert_eq!(host.counts(), HostCounts::default(), "P-5");
         }
-    }
-}
-
-/// Polls until it is so, for what an actor does behind a call.
-pub fn wait_until(so: impl Fn() -> bool) {
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !so() {
-        assert!(std::time::Instant::now() < until, "it never was");
-        std::thread::yield_now();
     }
 }

@@ -98,3 +98,14 @@ fn the_hidden_command_is_not_for_people() {
     let said = fails(&mut symwin(["child"]), 1);
     assert!(said.contains("only for `symwin run` itself"), "{said}");
 }
+
+#[test]
+fn a_result_that_cannot_be_printed_is_an_error() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output =
+        run("--ranks 2 --bytes 4K").stdout(full).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output: No space left"), "{said}");
+}

@@ -12,7 +12,8 @@ use crate::phases::Phase;
 pub(crate) struct RankError {
     /// `None`: all ranks of its process, before they were any.
     pub(crate) rank: Option<u32>,
-    pub(crate) phase: Phase,
+    /// `None`: not known.
+    pub(crate) phase: Option<Phase>,
     pub(crate) message: String,
     /// Whether it only says that the communicator has failed, for which another rank may have the reason.
     pub(crate) echo: bool,
@@ -22,7 +23,7 @@ impl RankError {
     pub(crate) fn new(rank: Option<u32>, phase: Phase, error: &anyhow::Error) -> Self {
         let echo =
             matches!(error.downcast_ref(), Some(symwin::Error::Failed(_) | symwin::Error::Finalized { .. }));
-        Self { rank, phase, message: format!("{error:#}"), echo }
+        Self { rank, phase: Some(phase), message: format!("{error:#}"), echo }
     }
 
     pub(crate) fn panicked(rank: u32, panic: &(dyn Any + Send)) -> Self {
@@ -30,7 +31,7 @@ impl RankError {
         let text =
             text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         let message = format!("a bug in symwin, please report it: {text}");
-        Self { rank: Some(rank), phase: Phase::Bootstrap, message, echo: false }
+        Self { rank: Some(rank), phase: None, message, echo: false }
     }
 }
 
@@ -39,7 +40,10 @@ impl fmt::Display for RankError {
         if let Some(rank) = self.rank {
             write!(f, "rank {rank}, ")?;
         }
-        write!(f, "{}: {}", self.phase, self.message)
+        match self.phase {
+            Some(phase) => write!(f, "{phase}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
     }
 }
 
@@ -83,7 +87,7 @@ mod tests {
     use super::*;
 
     fn error(rank: u32, message: &str, echo: bool) -> RankError {
-        RankError { rank: Some(rank), phase: Phase::Register, message: message.to_owned(), echo }
+        RankError { rank: Some(rank), phase: Some(Phase::Register), message: message.to_owned(), echo }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The output file: whole or untouched.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -24,7 +23,7 @@ impl Output {
     }
 
     fn beside(target: &Path) -> anyhow::Result<Self> {
-        let name = target.file_name().context("it names no file")?;
+        ensure!(target.file_name().is_some(), "it names no file");
         // Replacing a device or a pipe by a file is not what anyone means.
         if let Ok(there) = fs::symlink_metadata(target) {
             ensure!(there.is_file() || there.is_symlink(), "it exists and is no regular file");
@@ -38,10 +37,8 @@ impl Output {
         ensure!(found.is_dir(), "{} is no directory", directory.display());
         access(&directory, Access::WRITE_OK | Access::EXEC_OK)
             .with_context(|| format!("nothing can be written in {}", directory.display()))?;
-        let mut temporary = OsString::from(".");
-        temporary.push(name);
-        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-        temporary.push(format!(".{}.{nanos:08x}.tmp", process::id()));
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let temporary = format!(".symwin.{}.{nanos:x}.tmp", process::id());
         Ok(Self { temporary: directory.join(temporary), target })
     }
 

@@ -1,8 +1,9 @@
 //! `symwin run`: checks what can be checked before anything starts, lets the ranks do the job, and reports.
 
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, ensure};
+use anyhow::{Context, anyhow, ensure};
 use symwin::Communicator;
 
 use crate::cli::{Backend, RunArgs};
@@ -43,12 +44,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
         output.commit()?;
     }
     let report = Report::new(&job, each, &reports, began.elapsed(), args.output.as_deref());
-    if args.json {
-        println!("{}", report.to_json());
-    } else {
-        table::print(&report);
-    }
-    Ok(())
+    let text = if args.json { format!("{}\n", report.to_json()) } else { table::show(&report) };
+    io::stdout().write_all(text.as_bytes()).context("writing to standard output")
 }
 
 fn work(job: &Job, each: Option<u32>, bar: Bar) -> anyhow::Result<Vec<RankReport>> {

@@ -7,17 +7,15 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::report::Report;
 use crate::size::show_bytes;
 
-/// Prints it to standard output.
-pub(crate) fn print(report: &Report) {
-    println!("{}", headline(report));
-    println!("{}", table(report));
+/// All of it, with a line's end at its end.
+pub(crate) fn show(report: &Report) -> String {
+    let mut lines = vec![headline(report), table(report).to_string()];
     if report.lsa_size < report.ranks {
-        println!(
-            "LSA teams of {} ranks: each reduced its own windows (SYMWIN_LSA_TEAM_SIZE)",
-            report.lsa_size
-        );
+        let ranks = plural(report.lsa_size, "rank");
+        lines.push(format!("LSA teams of {ranks}: each reduced its own windows (SYMWIN_LSA_TEAM_SIZE)"));
     }
-    println!("{}", verdict(report));
+    lines.push(verdict(report));
+    lines.join("\n") + "\n"
 }
 
 fn headline(report: &Report) -> String {
@@ -51,11 +49,11 @@ fn table(report: &Report) -> Table {
 
 fn verdict(report: &Report) -> String {
     let Some((path, shape)) = &report.output else {
-        let (windows, bytes, ranks) = (report.windows, show_bytes(report.bytes), report.ranks);
-        return format!("verified: {windows} windows x {bytes} x {ranks} ranks, every element");
+        let (windows, ranks) = (plural(report.windows, "window"), plural(report.ranks, "rank"));
+        return format!("verified: {windows} x {} x {ranks}, every element", show_bytes(report.bytes));
     };
-    let (path, dtype, op, ranks) = (path.display(), report.dtype, report.op, report.ranks);
-    format!("verified: all ranks hold the same result; wrote {path}: {dtype} {shape}, {op} of {ranks} arrays")
+    let (path, dtype, op, arrays) = (path.display(), report.dtype, report.op, plural(report.ranks, "array"));
+    format!("verified: all ranks hold the same result; wrote {path}: {dtype} {shape}, {op} of {arrays}")
 }
 
 fn plural(count: u32, what: &str) -> String {

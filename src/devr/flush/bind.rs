@@ -80,14 +80,18 @@ pub(crate) fn bind(core: &Core, made: &mut Made, decision: &Decision) -> Result<
     Ok(())
 }
 
-/// Unbinds this rank's part of memories that every rank has retired.
+/// Unbinds this rank's part of memories that every rank has retired. What fails is tried again at the close, since the
+/// object cannot go before.
 pub(crate) fn unbind_gone(core: &Core, gone: &[(MemoryId, Memory)]) {
     let mut state = core.state();
     let mut failed = Vec::new();
     for local in state.multicast.values_mut() {
         for (id, memory) in gone {
             for binding in local.bound.remove(id).unwrap_or_default() {
-                let errors = binding.unbind();
+                let errors = binding.unbind().unwrap_or_else(|(left, error)| {
+                    local.bound.entry(*id).or_default().push(left);
+                    vec![error]
+                });
                 if !errors.is_empty() {
                     failed.push((memory.offset, memory.span, errors));
                 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::devr::core::{Core, State};
+use crate::devr::flat::Kept;
 use crate::devr::owned::{Binding, Held, release_all};
 use crate::devr::shadow::Slot;
 use crate::devr::table::TableSlot;
@@ -186,10 +187,28 @@ impl Made {
     }
 }
 
+/// What a dropped job had made.
+#[derive(Debug)]
+struct Left(Parts);
+
+impl Kept for Left {
+    /// Window structs and table entries went with their pools, this rank's tokens with its state.
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        let Self(mut parts) = *self;
+        let mut errors = std::mem::take(&mut parts.undo);
+        let (failed, stuck) = undo_multicast(&mut parts);
+        errors.extend(failed);
+        errors.extend(stuck.into_values().flatten());
+        errors.extend(parts.imported.into_values().filter_map(|held| held.release().err()));
+        errors.extend(release_all(parts.held.into_values()));
+        errors
+    }
+}
+
 impl Drop for Made {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
-            self.core.flat.keep(Box::new(parts));
+            self.core.flat.keep(Box::new(Left(parts)));
         }
     }
 }
@@ -206,7 +225,7 @@ pub(crate) fn release_held(state: &mut State, held: BTreeMap<Handle, Arc<Held>>)
 fn undo_multicast(parts: &mut Parts) -> (Vec<DeviceError>, BTreeMap<MemoryId, Vec<DeviceError>>) {
     let mut stuck: BTreeMap<MemoryId, Vec<DeviceError>> = BTreeMap::new();
     for Bound { memory, binding, .. } in parts.bound.drain(..).rev() {
-        let failed = binding.unbind();
+        let failed = binding.unbind_or_leave();
         if !failed.is_empty() {
             stuck.entry(memory).or_default().extend(failed);
         }

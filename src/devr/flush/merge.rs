@@ -11,7 +11,7 @@ use super::decide::{NUMBER, differing};
 use super::message::{Fingerprint, Merged, Offer, Request, round};
 use super::{Flush, Stop};
 use crate::bootstrap::Parcel;
-use crate::error::{Cause, Fault, Peer};
+use crate::error::{Cause, Fault, Peer, each_once};
 use crate::ids::Rank;
 
 /// What this rank's own team asks for.
@@ -88,13 +88,12 @@ fn mismatch(requests: &[(Peer, Request)]) -> Option<Cause> {
     }
     let longest = requests.iter().map(|(_, request)| request.tasks.len()).max()?;
     (0..longest).find_map(|task| {
-        let difference = requests.iter().find_map(|(_, other)| {
-            match (first.tasks.get(task), other.tasks.get(task)) {
+        let difference =
+            requests.iter().find_map(|(_, other)| match (first.tasks.get(task), other.tasks.get(task)) {
                 (Some(x), Some(y)) => x.difference(y),
                 (None, None) => None,
                 _ => Some(NUMBER),
-            }
-        })?;
+            })?;
         let requests = words(&|r| r.tasks.get(task).map_or("nothing".to_owned(), Fingerprint::describe));
         Some(Cause::Mismatch { what: differing(difference, task), requests })
     })
@@ -118,14 +117,8 @@ fn worse(a: Cause, b: Cause) -> Cause {
         (Cause::Refused { faults: a }, Cause::Refused { faults: b }) => {
             let mut faults: Vec<Fault> = a;
             faults.extend(b);
-            let mut seen: Vec<Fault> = Vec::new();
             faults.sort_by(|x, y| x.peer.cmp(&y.peer));
-            faults.into_iter().for_each(|fault| {
-                if !seen.contains(&fault) {
-                    seen.push(fault)
-                }
-            });
-            Cause::Refused { faults: seen }
+            Cause::Refused { faults: each_once(faults) }
         }
         (refused @ Cause::Refused { .. }, _) | (_, refused @ Cause::Refused { .. }) => refused,
         (Cause::Exhausted { need, free }, Cause::Exhausted { need: n, free: f }) => {

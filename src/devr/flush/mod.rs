@@ -39,7 +39,7 @@ use super::core::Core;
 use super::request::Work;
 use crate::bootstrap::{Incoming, Parcel, Tag};
 use crate::driver::{DeviceError, Event};
-use crate::error::{Cause, FailureCause, Fault, Phase, Reason, RolledBack};
+use crate::error::{Cause, FailureCause, Fault, Phase, Reason, RolledBack, each_once};
 use crate::ids::Rank;
 
 /// How a batch ended on this rank.
@@ -202,13 +202,7 @@ impl Flush {
             all.push(vote.faults);
         }
         all.insert(self.core.agreed.lsa_rank().index(), faults);
-        let mut seen: Vec<Fault> = Vec::new();
-        for fault in all.into_iter().flatten() {
-            if !seen.contains(&fault) {
-                seen.push(fault);
-            }
-        }
-        Ok((seen, incoming))
+        Ok((each_once(all.into_iter().flatten()), incoming))
     }
 
     /// All ranks of the team know these faults: no vote is needed among them.
