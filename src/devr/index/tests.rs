@@ -61,6 +61,15 @@ fn bug_05_a_small_window_does_not_hide_the_large_one_around_it() {
 }
 
 #[test]
+fn a_window_whose_last_handle_is_being_dropped_does_not_hide_the_one_around_it() {
+    let index = index_of(&[(1000, 1000), (1200, 100), (1250, 10)]);
+    let open = |gone: &'static [u64]| move |id: &u64| (!gone.contains(id)).then_some(*id);
+    assert_eq!(index.find_map(1255, 1, open(&[2])), Some(1));
+    assert_eq!(index.find_map(1255, 1, open(&[1, 2])), Some(0));
+    assert_eq!(index.find_map(1255, 1, open(&[0, 1, 2])), None);
+}
+
+#[test]
 fn the_innermost_has_the_greatest_start_then_the_smallest_end_then_came_last() {
     let index = index_of(&[(1000, 100), (1000, 50), (1000, 50), (1010, 200), (1000, 300)]);
     assert_eq!(index.find(1005, 1), Some(2));
