@@ -3,7 +3,7 @@
 //! symwin does the job of NCCL's device runtime: it maps a buffer of every rank into one flat range of addresses, so that
 //! code on any rank loads and stores any peer's memory. Registrations and requests for device communicators are queued in
 //! a [`Group`], go as one batch to their communicator's own actor, and become real on all ranks or on none: two
-//! rounds between ranks, whatever their number. It needs no GPU: the [host device](driver::host) does everything
+//! rounds between the ranks of a host, whatever the number of requests. It needs no GPU: the [host device](driver::host) does everything
 //! for real with shared memory, between threads, between processes, and mixed.
 //!
 //! Start with [`Communicator`]. [`manual`] says how it works inside.
@@ -16,7 +16,7 @@
 //! | reach a peer's memory | [`Window::peer_ptr`], [`Window::read`], [`Window::write`] |
 //! | run code on the device structs | [`DevComm::launch`], [`device::Kernel`] |
 //! | reduce | [`Communicator::all_reduce`] |
-//! | see what it does | [`Communicator::status`]; `tracing` events named `batch.*`, `round.*`, `comm.*`, `bootstrap.*` |
+//! | see what it does | [`Communicator::status`]; [tracing](manual::tracing) |
 //! | test against failing devices | [`driver::faulty`] |
 
 pub mod actors;
@@ -49,6 +49,9 @@ pub mod manual {
 
     #[doc = include_str!("../docs/protocol.md")]
     pub mod protocol {}
+
+    #[doc = include_str!("../docs/tracing.md")]
+    pub mod tracing {}
 }
 
 #[cfg(doctest)]

@@ -1,5 +1,6 @@
 //! Memory of the host device in two processes: the test starts itself again, with the descriptor as its
 //! standard input. Alone in its file: it also looks at the process's map of addresses.
+#![allow(unsafe_code, reason = "what the test maps, it touches")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail it by panicking")]
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -12,10 +12,11 @@ use super::config::{Config, variable};
 use super::{Communicator, Shared};
 use crate::actors::{Rejected, Runtime, WeakAddr};
 use crate::bootstrap::{Hub, Inbox, Notice, UnixOptions};
-use crate::devr::actor::{CommActor, CommMsg};
+use crate::devr::actor::CommActor;
 use crate::devr::agreed::{Agreed, Introduction, PROTOCOL};
 use crate::devr::core::Core;
 use crate::devr::flat::FlatRange;
+use crate::devr::mail::CommMsg;
 use crate::driver::buffers::BufferAllocator;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{DeviceInfo, Driver};
@@ -162,12 +163,7 @@ impl Part {
             };
             ranks.push(rank);
         }
-        let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.start(&self.process)).collect();
-        for pair in ranks.windows(2) {
-            let link = CommMsg::Link(pair[1].shared.actor.clone(), pair[1].rank());
-            let _ = pair[0].shared.actor.control(link);
-        }
-        Ok(ranks)
+        Ok(ranks.into_iter().map(|rank| rank.start(&self.process)).collect())
     }
 }
 
@@ -202,6 +198,7 @@ impl NewRank {
         let core = made.expect("spawn makes the actor before it returns");
         let inbox = Arc::new(ActorInbox(actor.downgrade()));
         core.connect(process.hub.join(id, &name, rank, &members, inbox));
+        tracing::debug!(comm = %name, rank = rank.get(), world = members.len(), "comm.created");
         let shared = Shared {
             core,
             actor,
@@ -240,7 +237,7 @@ fn required<T: std::str::FromStr>(name: &str, why: &str) -> Result<T> {
         Misuse::BadSetting {
             name: name.to_owned(),
             value: String::new(),
-            why: format!("it must be set to {why}; `symwin launch` and other launchers set it"),
+            why: format!("it must be set to {why}; whoever starts the processes sets it"),
         }
         .into()
     })

@@ -13,11 +13,11 @@ pub use config::Config;
 use create::Process;
 
 use crate::actors::{Addr, Lost};
-use crate::devr::actor::CommMsg;
 use crate::devr::core::Core;
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::flush::message::WindowFlags;
+use crate::devr::mail::CommMsg;
 use crate::devr::request::Batch;
 use crate::devr::status::Status;
 use crate::devr::team::Team;

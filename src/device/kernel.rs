@@ -3,6 +3,7 @@
 //! A kernel has blocks, each a thread. Blocks of equal number on all ranks meet in barriers, as on a GPU. While
 //! any block runs, its [`KernelEnv`] lives; when it goes, its hook runs: that is when the communicator may
 //! reuse what the kernel could see.
+#![allow(unsafe_code, reason = "kernels attest what their communicator keeps mapped")]
 
 use std::collections::BTreeSet;
 use std::fmt;

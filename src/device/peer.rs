@@ -1,4 +1,5 @@
 //! Access to peers' memory from host code that is no kernel: by copy.
+#![allow(unsafe_code, reason = "memory of peers is known by its address only")]
 
 use crate::device::shared::Shared;
 use crate::driver::range::Reservation;

@@ -4,6 +4,7 @@
 //! a copy made of relaxed atomic loads or stores of up to 8 bytes, so that a race with a peer gives old or new
 //! bytes and no undefined behaviour, as far as the language can say for memory that other processes write. What
 //! orders accesses between ranks is the barrier.
+#![allow(unsafe_code, reason = "memory that peers write is accessed by atomics")]
 
 use std::fmt;
 use std::marker::PhantomData;

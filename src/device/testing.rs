@@ -2,6 +2,7 @@
 //!
 //! Rank r's memory is the memfd's bytes `r * bytes..(r + 1) * bytes`, mapped 4 GiB after that of rank r - 1.
 //! It begins with the resource buffer. Another process makes the same world from the same memfd.
+#![allow(unsafe_code, reason = "a world made by hand")]
 
 use std::fs::File;
 use std::io;

@@ -42,7 +42,7 @@ pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
     core.board.undo_failures(&errors);
     core.board.committed(&state);
     for error in &errors {
-        tracing::error!(event = "close.undo_failed", comm = %core.agreed.name, rank = core.agreed.rank.get(), %error);
+        tracing::error!(comm = %core.agreed.name, rank = core.agreed.rank.get(), %error, "close.undo_failed");
     }
     errors
 }

@@ -31,7 +31,7 @@ use crate::driver::{DeviceError, Driver, Handle};
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase};
 use crate::ids::CommId;
 
-use super::actor::{Closing, CommMsg};
+use super::mail::{Closing, CommMsg};
 
 /// One rank's part in one communicator.
 #[derive(Debug)]
@@ -237,13 +237,11 @@ impl State {
     /// Reports a range that could not be undone; the next offer takes it out of the space on every rank.
     pub(crate) fn quarantine(&mut self, offset: u64, span: u64, errors: &[DeviceError], core: &Core) {
         tracing::error!(
-            event = "memory.quarantined",
             comm = %core.agreed.name,
             rank = core.agreed.rank.get(),
             offset,
             span,
-            ?errors
-        );
+            ?errors, "memory.quarantined");
         self.quarantined.push((offset, span));
         core.board.undo_failures(errors);
         core.board.committed(self);

@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::actor::{Closing, CommMsg};
 use super::core::Core;
 use super::dev_comm::{DevCommRequirements, LlA2aHandle, Plan, ResourceHandle};
 use super::flush::message::MemoryId;
+use super::mail::{Closing, CommMsg};
 use super::shadow::Slot;
 use crate::device::{self, Kernel, KernelHandle, abi};
 use crate::error::{Misuse, Result};
@@ -155,6 +155,7 @@ impl DevComm {
     fn env(&self) -> Result<device::KernelEnv> {
         let core = Arc::clone(&self.0.core);
         let id = core.kernels.begin();
+        tracing::debug!(comm = %core.agreed.name, rank = core.agreed.rank.get(), kernel = id, "kernel.begin");
         // The kernel keeps its device communicator, and so its resource buffer, open.
         let this = self.clone();
         let sizes = Arc::clone(&core);
@@ -168,6 +169,8 @@ impl DevComm {
         .sizes(Arc::new(move |address| sizes.sizes.read().get(&address).cloned()))
         .on_end(move || {
             this.0.core.kernels.end(id);
+            let agreed = &this.0.core.agreed;
+            tracing::debug!(comm = %agreed.name, rank = agreed.rank.get(), kernel = id, "kernel.end");
             if let Some(actor) = this.0.core.actor.upgrade() {
                 let _ = actor.control(CommMsg::KernelEnded);
             }

@@ -154,7 +154,7 @@ impl Drop for FlatRange {
         if let (Some(range), Some(driver), false) = (range, driver, inner.leaked)
             && let Err(error) = range.free(&*driver)
         {
-            tracing::error!(event = "close.undo_failed", %error);
+            tracing::error!(%error, "close.undo_failed");
         }
     }
 }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `agreed` | what ranks agree on once, when a communicator is made |
 //! | `actor` | the actor of one rank's communicator |
+//! | `mail` | what comes to the actor |
 //! | `core` | what the actor owns and shares with its handles |
 //! | `flush` | the collective: how a batch becomes real on all ranks or on none |
 //! | `replicated` | the state that all ranks hold alike |
@@ -23,6 +24,7 @@ pub(crate) mod dev_comm_handle;
 pub(crate) mod flat;
 pub(crate) mod flush;
 pub mod index;
+pub(crate) mod mail;
 pub(crate) mod objects;
 pub(crate) mod owned;
 pub(crate) mod replicated;

@@ -35,7 +35,7 @@ impl OwnStream {
 impl Drop for OwnStream {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            tracing::error!(event = "device.undo_failed", %error);
+            tracing::error!(%error, "device.undo_failed");
         }
     }
 }

@@ -35,7 +35,7 @@ impl Drop for Held {
         if let Some(handle) = self.handle.take()
             && let Err(error) = self.driver.release(handle)
         {
-            tracing::error!(event = "device.undo_failed", %error, handle = handle.0);
+            tracing::error!(%error, handle = handle.0, "device.undo_failed");
         }
     }
 }
@@ -94,7 +94,7 @@ impl Binding {
 impl Drop for Binding {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::error!(event = "device.undo_failed", %error, handle = self.object.handle().0);
+            tracing::error!(%error, handle = self.object.handle().0, "device.undo_failed");
         }
     }
 }

@@ -168,6 +168,12 @@ impl Board {
         }
     }
 
+    /// The close has given up: what this rank has mapped stays so.
+    pub(crate) fn leaked(&self, state: &State) {
+        let spans: u64 = state.memories.values().map(|memory| memory.span).sum();
+        self.inner.lock().status.quarantined_bytes = state.quarantined_bytes() + spans;
+    }
+
     /// The digest after a batch.
     pub(crate) fn digest(&self, digest: u64) {
         self.inner.lock().status.digest = digest;

@@ -1,4 +1,5 @@
 //! A memory device for unit tests: bookkeeping over one arena, with contract checks, a log of copies and faults.
+#![allow(unsafe_code, reason = "a test driver: the trait has unsafe methods")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::actor::Closing;
 use super::core::Core;
 use super::flush::message::{MemoryId, WindowFlags};
 use super::index::Entry;
+use super::mail::Closing;
 use super::request::WindowRequest;
 use super::shadow::Slot;
 use super::table::TableSlot;
@@ -209,14 +209,17 @@ impl Window {
     /// Copies bytes from a rank's part. Bytes that the rank writes meanwhile come old or new.
     ///
     /// # Errors
-    /// As [`Window::peer_ptr`].
+    /// As [`Window::peer_ptr`]; a window that is closed meanwhile ends the copy in between.
     pub fn read(&self, rank: Rank, offset: usize, to: &mut [u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
-        // Whoever unmaps waits for this: see `Core::copies`.
-        let _copying = self.0.core.copies.read();
-        self.check_open()?;
         self.check_range(lsa, offset, to.len())?;
-        self.0.place.view.read(self.lsa_address(lsa, offset), to)
+        for (index, part) in to.chunks_mut(COPY_BYTES_MAX).enumerate() {
+            // Whoever unmaps waits for this: see `Core::copies`.
+            let _copying = self.0.core.copies.read();
+            self.check_open()?;
+            self.0.place.view.read(self.lsa_address(lsa, offset + index * COPY_BYTES_MAX), part)?;
+        }
+        self.check_open()
     }
 
     /// Copies bytes into a rank's part.
@@ -225,11 +228,14 @@ impl Window {
     /// As [`Window::peer_ptr`].
     pub fn write(&self, rank: Rank, offset: usize, from: &[u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
-        // Whoever unmaps waits for this: see `Core::copies`.
-        let _copying = self.0.core.copies.read();
-        self.check_open()?;
         self.check_range(lsa, offset, from.len())?;
-        self.0.place.view.write(self.lsa_address(lsa, offset), from)
+        for (index, part) in from.chunks(COPY_BYTES_MAX).enumerate() {
+            // Whoever unmaps waits for this: see `Core::copies`.
+            let _copying = self.0.core.copies.read();
+            self.check_open()?;
+            self.0.place.view.write(self.lsa_address(lsa, offset + index * COPY_BYTES_MAX), part)?;
+        }
+        self.check_open()
     }
 
     /// Closes the window on this rank, whatever other handles there are: they are stale from here on. Lookups
@@ -317,6 +323,7 @@ impl Inner {
             return false;
         }
         self.core.index.remove(self.id());
+        tracing::trace!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "window.closed");
         self.core.tell_close(Closing {
             slot: self.place.slot,
             entry: self.place.entry,
@@ -381,3 +388,6 @@ impl Window {
         WindowSlice { window: self.clone(), range: 0..self.size() }
     }
 }
+
+/// The longest copy that can hold off an actor that is about to unmap.
+const COPY_BYTES_MAX: usize = 1 << 20;

@@ -261,6 +261,7 @@ pub enum DeviceProblem {
 }
 
 /// One rank's view of one device. See the module's contract.
+#[allow(unsafe_code, reason = "callers promise what they do with addresses")]
 pub trait Driver: fmt::Debug + Send + Sync {
     /// What the device is and can do. Never changes.
     fn info(&self) -> &DeviceInfo;

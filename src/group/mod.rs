@@ -173,6 +173,13 @@ impl Part {
         let (done, ticket) = core.runtime.reply();
         let (requests, answers) = self.windows.into_iter().chain(self.dev_comms).unzip();
         let work = Work { group, abandoned, requests };
+        tracing::debug!(
+            comm = %core.agreed.name,
+            rank = core.agreed.rank.get(),
+            tasks = work.requests.len(),
+            abandoned,
+            "group.submitted"
+        );
         let deadline = core.runtime.now() + core.deadline;
         let batch = Batch { work, answers, done: Some(done), deadline };
         self.comm.send(batch);

@@ -23,6 +23,7 @@ impl Region {
     /// The memory stays mapped at this address as long as a window on it is open on this rank, and what is done with
     /// it meanwhile counts with the peers: they may read and write it at any time.
     #[must_use]
+    #[allow(unsafe_code, reason = "a bare address is the caller's promise (A-13)")]
     pub unsafe fn raw(pointer: *mut u8, size: usize) -> Self {
         Self { address: pointer.expose_provenance(), size, keep: None }
     }

@@ -111,7 +111,7 @@ impl MulticastRange {
 impl Drop for MulticastRange {
     fn drop(&mut self) {
         for error in self.end() {
-            tracing::error!(event = "device.undo_failed", %error);
+            tracing::error!(%error, "device.undo_failed");
         }
     }
 }

@@ -261,23 +261,19 @@ impl Flush {
             self.core.board.counters(&endpoint);
         }
         tracing::debug!(
-            event = "round.sent",
             comm = %self.core.agreed.name,
             rank = self.core.agreed.rank.get(),
             seq = self.seq,
-            round = message::round_name(round)
-        );
+            round = message::round_name(round), "round.sent");
     }
 
     async fn gather(&self, round: u8, from: Vec<Rank>) -> Result<Vec<Incoming>, Stop> {
         let incoming = self.core.rounds.gather(round, from).await.map_err(Stop::Finalized)?;
         tracing::debug!(
-            event = "round.complete",
             comm = %self.core.agreed.name,
             rank = self.core.agreed.rank.get(),
             seq = self.seq,
-            round = message::round_name(round)
-        );
+            round = message::round_name(round), "round.complete");
         Ok(incoming)
     }
 
@@ -312,12 +308,10 @@ impl Flush {
     fn enter(&self, phase: Phase) {
         self.core.board.phase(phase);
         tracing::debug!(
-            event = "batch.phase",
             comm = %self.core.agreed.name,
             rank = self.core.agreed.rank.get(),
             seq = self.seq,
-            phase = %phase
-        );
+            phase = %phase, "batch.phase");
     }
 }
 

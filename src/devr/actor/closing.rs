@@ -1,0 +1,139 @@
+//! How windows are closed, and how the whole communicator is.
+
+use std::sync::atomic::Ordering;
+
+use super::failing::Told;
+use super::{CommActor, Mode};
+use crate::actors::{Cx, Flow};
+use crate::devr::close;
+use crate::devr::mail::{CloseReply, Closing, CommMsg};
+use crate::driver::DeviceError;
+use crate::error::{Error, FailureCause, Result};
+
+impl CommActor {
+    pub(super) fn close_window(&mut self, mut closing: Closing) {
+        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
+            self.deferred.push(closing);
+            return;
+        }
+        if let (Some(entry), Some(objects)) = (closing.entry, self.core.state().objects.as_mut())
+            && let Err(error) = objects.withdraw(entry)
+        {
+            self.undo_failed(&error);
+        }
+        closing.running = self.core.kernels.running();
+        if closing.running.is_empty() {
+            self.retire(closing);
+        } else {
+            self.deferred.push(closing);
+        }
+    }
+
+    pub(super) fn undo_failed(&self, error: &DeviceError) {
+        tracing::error!(comm = %self.core.agreed.name, %error, "window.undo_failed");
+        self.core.board.undo_failures(std::slice::from_ref(error));
+    }
+
+    /// Nothing of this rank can see the window any more.
+    pub(super) fn retire(&mut self, closing: Closing) {
+        self.core.sizes.write().remove(&closing.struct_address);
+        // Copies that began before the close are short; nothing is unmapped under them.
+        drop(self.core.copies.write());
+        let mut state = self.core.state();
+        if let Some(objects) = state.objects.as_mut()
+            && let Err(error) = objects.retire(closing.slot, closing.entry)
+        {
+            // Kernels may find it still, so its memory stays; tried again when a kernel or a batch has ended.
+            self.undo_failed(&error);
+            drop(state);
+            return self.deferred.push(closing);
+        }
+        state.unuse(closing.memory, &self.core);
+        drop(state);
+        // Its buffer may go back to its slab now; the driver's calls for that are none of the state's.
+        drop(closing.keep);
+        // Last: who sees in the status that it is closed finds its buffer free.
+        self.core.board.committed(&self.core.state());
+    }
+
+    /// Retires what was closed while kernels ran that have ended meanwhile.
+    pub(super) fn retire_deferred(&mut self) {
+        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
+            return;
+        }
+        let (ended, waiting): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.deferred).into_iter().partition(|c| self.core.kernels.ended(&c.running));
+        self.deferred = waiting;
+        ended.into_iter().for_each(|closing| self.retire(closing));
+    }
+
+    pub(super) fn dropped(&mut self, cx: &mut Cx<'_, CommMsg>) {
+        if matches!(self.mode, Mode::Closing) || !self.closers.is_empty() {
+            return;
+        }
+        let by = self.core.agreed.me().clone();
+        self.fail(FailureCause::Dropped { by }, Told::Nobody, cx);
+        self.begin_close(cx);
+    }
+
+    pub(super) fn finalize(&mut self, reply: CloseReply, cx: &mut Cx<'_, CommMsg>) {
+        tracing::debug!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "comm.finalize");
+        self.closers.push(reply);
+        match self.mode {
+            Mode::Open => self.mode = Mode::Draining,
+            Mode::Failed(_) => self.begin_close(cx),
+            Mode::Draining | Mode::Closing => {}
+        }
+    }
+
+    pub(super) fn begin_close(&mut self, cx: &mut Cx<'_, CommMsg>) {
+        if matches!(self.mode, Mode::Closing) {
+            return;
+        }
+        self.clean = !matches!(self.mode, Mode::Failed(_));
+        self.mode = Mode::Closing;
+        self.core.closed.store(true, Ordering::Release);
+        drop(self.core.collectives.lock().take());
+        let at = cx.now() + self.core.deadline;
+        cx.timer(at, CommMsg::Deadline(CLOSE));
+    }
+
+    /// Gives everything back once this rank's kernels have ended, or says that they have not.
+    pub(super) fn close_if_done(&mut self) -> Flow {
+        if !matches!(self.mode, Mode::Closing) {
+            return Flow::Continue;
+        }
+        let running = self.core.kernels.running();
+        if !running.is_empty() && !self.overdue {
+            return Flow::Continue;
+        }
+        let result = if running.is_empty() {
+            Ok(close::close(&self.core, self.clean))
+        } else {
+            self.core.flat.leak();
+            self.core.board.leaked(&self.core.state());
+            let what = format!(
+                "{} host kernels of {} to end; its range stays mapped",
+                running.len(),
+                self.core.agreed.rank
+            );
+            Err(Error::Limit { what, waited: self.core.deadline })
+        };
+        self.end(&result)
+    }
+
+    /// The last thing that this actor does.
+    pub(super) fn end(&mut self, result: &Result<Vec<DeviceError>>) -> Flow {
+        tracing::debug!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "comm.closed");
+        self.deferred.clear();
+        self.core.disconnect();
+        self.core.board.closed();
+        for closer in self.closers.drain(..) {
+            let _ = closer.send(result.clone());
+        }
+        Flow::Stop
+    }
+}
+
+/// The close as an operation, for its deadline.
+pub(super) const CLOSE: u64 = 0;

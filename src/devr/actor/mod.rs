@@ -1,0 +1,152 @@
+//! The actor of one rank's communicator: it takes batches, messages and closes, and polls the flush.
+//!
+//! A handler runs to completion and never waits (A-1). What takes several rounds is the [`flush`] job, an `async fn`
+//! that is polled here whenever a message has come. Batches wait in a queue of their own that is never full.
+//!
+//! ```text
+//! Open --finalize--> Draining --queue empty--> Closing --kernels ended--> closed
+//!   \--failure--> Failed --finalize or drop--> Closing --kernels ended--> closed
+//! ```
+
+mod batches;
+mod closing;
+mod failing;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use self::failing::Told;
+use super::core::Core;
+use super::flush::Ended;
+use super::flush::message::round_name;
+use super::mail::{CloseReply, Closing, CommMsg};
+use super::request::{Answer, Batch};
+use crate::actors::{Actor, Cx, Flow, Reply, Time, TimerId};
+use crate::error::{Failure, FailureCause, Result};
+
+/// See the module's text.
+pub(crate) struct CommActor {
+    core: Arc<Core>,
+    queue: VecDeque<Queued>,
+    current: Option<Current>,
+    /// Closed while kernels ran.
+    deferred: Vec<Closing>,
+    mode: Mode,
+    operations: u64,
+    /// Who awaits the close.
+    closers: Vec<CloseReply>,
+    /// The communicator had not failed when it began to close.
+    clean: bool,
+    /// The close's deadline has passed.
+    overdue: bool,
+}
+
+#[derive(Debug)]
+enum Mode {
+    Open,
+    /// Finalize was called.
+    Draining,
+    Failed(Arc<Failure>),
+    /// Goodbye is said; kernels must end.
+    Closing,
+}
+
+struct Queued {
+    id: u64,
+    batch: Batch,
+    timer: TimerId,
+}
+
+struct Current {
+    id: u64,
+    job: Pin<Box<dyn Future<Output = Ended> + Send>>,
+    answers: Vec<Answer>,
+    done: Option<Reply<Result<()>>>,
+    timer: TimerId,
+    deadline: Time,
+}
+
+impl CommActor {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            queue: VecDeque::new(),
+            current: None,
+            deferred: Vec::new(),
+            mode: Mode::Open,
+            operations: 0,
+            closers: Vec::new(),
+            clean: true,
+            overdue: false,
+        }
+    }
+}
+
+impl Actor for CommActor {
+    type Msg = CommMsg;
+
+    fn handle(&mut self, msg: CommMsg, cx: &mut Cx<'_, CommMsg>) -> Flow {
+        match msg {
+            CommMsg::Abort(reason) => {
+                let by = self.core.agreed.me().clone();
+                drop(self.fail(FailureCause::Aborted { by, reason }, Told::Nobody, cx));
+            }
+            CommMsg::Batch(batch) => self.take(batch, cx),
+            CommMsg::Close(closing) => self.close_window(closing),
+            CommMsg::Deadline(id) => self.deadline(id, cx),
+            CommMsg::Dropped => self.dropped(cx),
+            CommMsg::Failed(failure) => drop(self.fail_with(failure, Told::Nobody, cx)),
+            CommMsg::Finalize(reply) => self.finalize(reply, cx),
+            CommMsg::KernelEnded => self.retire_deferred(),
+            CommMsg::Notice(notice) => self.notice(notice, cx),
+            CommMsg::Overflow(detail) => drop(self.fail(FailureCause::Parted { detail }, Told::Nobody, cx)),
+            CommMsg::Tick => {}
+        }
+        self.advance(cx);
+        self.close_if_done()
+    }
+
+    fn panicked(&mut self, message: &str, cx: &mut Cx<'_, CommMsg>) -> Flow {
+        let by = self.core.agreed.me().clone();
+        let closing = matches!(self.mode, Mode::Closing);
+        let error = self.fail(FailureCause::Panicked { by, message: message.to_owned() }, Told::Nobody, cx);
+        if closing {
+            // Half of it is given back; the rest is not touched again.
+            self.core.flat.leak();
+            return self.end(&Err(error));
+        }
+        self.close_if_done()
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        let waits = self.core.rounds.waits()?;
+        let name = &self.core.agreed.name;
+        Some(format!("`{name}`, batch {}: {} of {:?}", waits.seq, round_name(waits.round), waits.missing))
+    }
+}
+
+impl Drop for CommActor {
+    /// An actor that ends before it has closed (a panic while it failed, a runtime that was shut down) says so to
+    /// all ranks: they must not wait for it.
+    fn drop(&mut self) {
+        if let Some(endpoint) = self.core.endpoint() {
+            failing::say_farewell(&endpoint, &FailureCause::RuntimeEnded);
+            self.core.disconnect();
+        }
+    }
+}
+
+impl fmt::Debug for CommActor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommActor")
+            .field("comm", &self.core.agreed.name)
+            .field("rank", &self.core.agreed.rank)
+            .field("mode", &self.mode)
+            .field("queued", &self.queue.len())
+            .field("deferred", &self.deferred.len())
+            .finish_non_exhaustive()
+    }
+}
