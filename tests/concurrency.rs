@@ -43,6 +43,15 @@ impl Random {
     }
 }
 
+/// Ends the loops of other threads when its own is through, or has panicked.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Each rank in a thread of its own.
 fn each<T: Send>(ranks: &[Communicator], act: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
@@ -175,28 +184,26 @@ fn lookups_beside_registrations_and_closes_see_the_innermost_open_window_and_nev
             });
         }
         // Handles that are dropped here, or by a lookup that found them last.
-        for writer in 0..1 {
-            let (ready, buffer) = (&ready, &buffer);
-            scope.spawn(move || {
-                ready.wait();
-                for i in 0..400 {
-                    let range = if (i + writer) % 2 == 0 { 8192..16_384 } else { 12_288..16_384 };
-                    let window = comm.register(buffer.slice(range).unwrap(), NONE).unwrap();
-                    if i % 3 == 0 {
-                        window.close().unwrap();
-                        assert_eq!(
-                            comm.find_window(at(12_300), 1).unwrap().size(),
-                            1 << 16,
-                            "closed is gone"
-                        );
-                    }
+        let (writer_ready, buffer) = (&ready, &buffer);
+        let writer = scope.spawn(move || {
+            writer_ready.wait();
+            for i in 0..400 {
+                let range = if i % 2 == 0 { 8192..16_384 } else { 12_288..16_384 };
+                let label = format!("{i}");
+                let part = Registration::new(buffer.slice(range).unwrap()).label(label.clone());
+                let window = comm.register_with(part).unwrap();
+                if i % 3 == 0 {
+                    window.close().unwrap();
+                    // Another one may be there whose last handle is with a lookup.
+                    let found = comm.find_window(at(12_300), 1).unwrap();
+                    assert_ne!(found.label(), Some(label.as_str()), "closed is gone");
                 }
-            });
-        }
+            }
+        });
         ready.wait();
-        // The writer is the only one that ends by itself.
-        until("the writer", || comm.status().batches >= 401);
-        stop.store(true, Ordering::Relaxed);
+        // Also if the writer fails.
+        let _end = StopOnDrop(&stop);
+        writer.join().unwrap();
     });
     until("all inner windows to be gone", || comm.status().windows == 1);
     drop(outer);
