@@ -42,6 +42,8 @@ pub(crate) struct CommActor {
     clean: bool,
     /// The close's deadline has passed.
     overdue: bool,
+    /// A timer of [`CommMsg::Tick`] is pending.
+    ticking: bool,
 }
 
 #[derive(Debug)]
@@ -81,6 +83,7 @@ impl CommActor {
             closers: Vec::new(),
             clean: true,
             overdue: false,
+            ticking: false,
         }
     }
 }
@@ -103,7 +106,7 @@ impl Actor for CommActor {
             CommMsg::KernelEnded => self.retire_deferred(),
             CommMsg::Notice(notice) => self.notice(notice, cx),
             CommMsg::Overflow(detail) => drop(self.fail(FailureCause::Parted { detail }, Told::Nobody, cx)),
-            CommMsg::Tick => {}
+            CommMsg::Tick => self.ticking = false,
         }
         self.advance(cx);
         self.close_if_done()
