@@ -79,7 +79,12 @@ impl CommActor {
             seq,
             tasks = batch.work.requests.len()
         );
-        tracing::debug!(parent: &span, "batch.begin");
+        tracing::debug!(
+            parent: &span,
+            comm = %self.core.agreed.name,
+            rank = self.core.agreed.rank.get(),
+            "batch.begin"
+        );
         self.core.board.begin(format!("batch {seq}{group}"), cx.now());
         let job = Box::pin(flush(Arc::clone(&self.core), batch.work).instrument(span));
         let Batch { answers, done, deadline, .. } = batch;
