@@ -421,11 +421,12 @@ pub enum FailureCause {
         reason: String,
     },
     /// The operation's deadline passed.
-    #[error("no answer within {after:?} from {}{}", List(.missing), Blocked(.blocked))]
+    #[error("{}{}", Silent(.missing, *.after), Blocked(.blocked))]
     Deadline {
         /// The deadline, counted from the start of the operation.
         after: Duration,
-        /// The ranks that did not answer, with where they were last seen.
+        /// The ranks that did not answer, with where they were last seen. None where this rank waited for nobody
+        /// but its own device.
         missing: Vec<Missing>,
         /// Other communicators in which this rank blocks a peer.
         blocked: Vec<String>,
@@ -479,6 +480,21 @@ pub enum FailureCause {
     /// The runtime that ran the communicator's actor has ended.
     #[error("the runtime of this communicator has ended")]
     RuntimeEnded,
+}
+
+struct Silent<'a>(&'a [Missing], Duration);
+
+impl fmt::Display for Silent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(missing, after) = self;
+        if missing.is_empty() {
+            return write!(
+                f,
+                "not done within {after:?}, and no other rank was waited for: this rank's device is late"
+            );
+        }
+        write!(f, "no answer within {after:?} from {}", List(missing))
+    }
 }
 
 struct Blocked<'a>(&'a [String]);

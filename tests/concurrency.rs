@@ -43,15 +43,6 @@ impl Random {
     }
 }
 
-/// Ends the loops of other threads when its own is through, or has panicked.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Each rank in a thread of its own.
 fn each<T: Send>(ranks: &[Communicator], act: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
@@ -156,13 +147,16 @@ fn lookups_beside_registrations_and_closes_see_the_innermost_open_window_and_nev
     let outer = comm.register(&buffer, NONE).unwrap();
     let at = |offset: usize| std::ptr::without_provenance::<u8>(buffer.address() + offset);
     let stop = AtomicBool::new(false);
+    // Readers that have not yet found both an inner window and the outermost one.
+    let looking = AtomicU64::new(2);
     let ready = Barrier::new(4);
     thread::scope(|scope| {
         for reader in 0..2 {
-            let (stop, ready, outer) = (&stop, &ready, &outer);
+            let (stop, looking, ready, outer) = (&stop, &looking, &ready, &outer);
             scope.spawn(move || {
                 ready.wait();
-                let (mut inner, mut outermost) = (0, 0);
+                let (mut inner, mut outermost) = (0u64, 0u64);
+                let mut both = false;
                 while !stop.load(Ordering::Relaxed) {
                     // In the part where windows come and go.
                     let found =
@@ -174,36 +168,46 @@ fn lookups_beside_registrations_and_closes_see_the_innermost_open_window_and_nev
                             outermost += 1;
                         }
                     }
+                    if inner > 0 && outermost > 0 && !std::mem::replace(&mut both, true) {
+                        looking.fetch_sub(1, Ordering::Release);
+                    }
                     // Across the end of every inner one.
                     let whole = comm.find_window(at(16_383), 2).expect("the outer one is open throughout");
                     assert_eq!(whole.size(), outer.size(), "the whole range counts");
                     // Before every inner one.
                     assert_eq!(comm.find_window(at(0), 1).unwrap().size(), outer.size());
                 }
-                assert!(inner + outermost > 0);
+                assert!(
+                    inner > 0 && outermost > 0,
+                    "{inner} lookups found an inner one, {outermost} the outer one"
+                );
             });
         }
         // Handles that are dropped here, or by a lookup that found them last.
-        let (writer_ready, buffer) = (&ready, &buffer);
-        let writer = scope.spawn(move || {
-            writer_ready.wait();
-            for i in 0..400 {
-                let range = if i % 2 == 0 { 8192..16_384 } else { 12_288..16_384 };
-                let label = format!("{i}");
-                let part = Registration::new(buffer.slice(range).unwrap()).label(label.clone());
-                let window = comm.register_with(part).unwrap();
-                if i % 3 == 0 {
-                    window.close().unwrap();
-                    // Another one may be there whose last handle is with a lookup.
-                    let found = comm.find_window(at(12_300), 1).unwrap();
-                    assert_ne!(found.label(), Some(label.as_str()), "closed is gone");
+        let writer = {
+            let (ready, buffer, looking) = (&ready, &buffer, &looking);
+            scope.spawn(move || {
+                ready.wait();
+                // As many more as the readers need, within bounds.
+                let enough = |i| i >= 400 && (i >= 20_000 || looking.load(Ordering::Acquire) == 0);
+                for i in (0..).take_while(|&i| !enough(i)) {
+                    let range = if i % 2 == 0 { 8192..16_384 } else { 12_288..16_384 };
+                    let window = comm.register(buffer.slice(range).unwrap(), NONE).unwrap();
+                    if i % 3 == 0 {
+                        window.close().unwrap();
+                        // A reader may hold the window before this one open still.
+                        let found =
+                            comm.find_window(at(12_300), 1).expect("the outer one is open throughout");
+                        assert_ne!(found.device_address(), window.device_address(), "closed is gone");
+                    }
                 }
-            }
-        });
+            })
+        };
         ready.wait();
-        // Also if the writer fails.
-        let _end = StopOnDrop(&stop);
-        writer.join().unwrap();
+        // The writer is the only one that ends by itself; the readers must not outlive it, whatever it met.
+        let wrote = writer.join();
+        stop.store(true, Ordering::Relaxed);
+        wrote.unwrap();
     });
     until("all inner windows to be gone", || comm.status().windows == 1);
     drop(outer);
@@ -268,7 +272,8 @@ fn kernels_find_windows_beside_registrations_and_closes_of_others() {
         }
         stop.store(true, Ordering::Relaxed);
         for kernel in kernels {
-            kernel.join().unwrap();
+            let found = kernel.join().unwrap();
+            assert!(found.iter().all(|lookups| *lookups > 0), "{found:?}");
         }
         until("what was closed beside kernels to be given back", || ranks[0].status().table_slots == 1);
         drop((keep, devs));

@@ -21,6 +21,7 @@ use common::*;
 use processes::*;
 use resources::{Process as Resources, until};
 use serde_json::{Value, json};
+use symwin::device::KernelHandle;
 use symwin::driver::faulty::Faulty;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::{Call, Driver};
@@ -47,6 +48,8 @@ enum At {
     /// In the first copy of its commit.
     Commit,
     Idle,
+    /// Its kernels and those of the first wait in a barrier to which the third's never come.
+    InBarrier,
     /// It waits for the helper, whose device stops at this call.
     Waiting(Phase, Call),
 }
@@ -61,6 +64,7 @@ fn at(name: &str) -> At {
         "commit" => At::Commit,
         "idle" => At::Idle,
         "barrier" => At::Barrier,
+        "in a barrier" => At::InBarrier,
         other => panic!("no phase {other}"),
     }
 }
@@ -80,8 +84,12 @@ fn dies_in(phase: &str, ranks: u32) {
         first.expect("in the barrier");
         helper.expect("in the barrier");
     }
+    if at(phase) == At::InBarrier {
+        first.expect("in the barrier");
+        victim.expect("in the barrier");
+    }
     let stopped_in = victim.expect("stopped");
-    if !matches!(at(phase), At::Barrier | At::Idle) {
+    if !matches!(at(phase), At::Barrier | At::Idle | At::InBarrier) {
         assert_eq!(stopped_in, phase, "it dies where this test says");
     }
     victim.kill();
@@ -138,8 +146,13 @@ fn a_process_killed_before_a_barrier_is_named_by_all_that_wait_in_it() {
 }
 
 #[test]
+fn a_process_killed_in_a_barrier_is_named_by_all() {
+    dies_in("in a barrier", 1);
+}
+
+#[test]
 fn a_process_of_several_ranks_is_named_with_all_of_them() {
-    for phase in ["prepare", "offer", "handles", "map", "vote", "commit", "idle", "barrier"] {
+    for phase in ["prepare", "offer", "handles", "map", "vote", "commit", "idle", "barrier", "in a barrier"] {
         dies_in(phase, 2);
     }
 }
@@ -257,11 +270,14 @@ fn live(at: At) -> Value {
     life.touch_all();
     let victim = life.process == VICTIM;
     // By value: what is not used later is given back now.
-    let kept = Some(kept).filter(|_| !matches!(at, At::Barrier | At::Idle)).unwrap_or_default();
+    let kept =
+        Some(kept).filter(|_| !matches!(at, At::Barrier | At::Idle | At::InBarrier)).unwrap_or_default();
     // Who dies between batches dies when all have committed the first one.
     report("ready", Value::Null);
     let mut errors = match at {
         At::Barrier => in_a_barrier(&life, victim),
+        At::InBarrier if life.process == HELPER => Vec::new(),
+        At::InBarrier => beside_the_victim(&life, victim),
         At::Idle => {
             if victim {
                 point("stopped");
@@ -331,20 +347,36 @@ fn in_a_barrier(life: &Life, victim: bool) -> Vec<Error> {
     if victim {
         point("stopped");
     }
-    let kernels: Vec<_> = life
-        .devs
-        .iter()
-        .map(|dev| {
-            dev.launch(1, |kernel| {
-                let mut barrier = kernel.barrier(0)?;
-                barrier.arrive()?;
-                barrier.wait()
-            })
-            .unwrap()
-        })
-        .collect();
+    let kernels = wait_in_barriers(life);
     report("in the barrier", Value::Null);
     kernels.into_iter().map(|kernel| kernel.join().unwrap_err()).collect()
+}
+
+/// The victim dies with its kernels in the barrier: they have arrived, and wait.
+fn beside_the_victim(life: &Life, victim: bool) -> Vec<Error> {
+    let kernels = wait_in_barriers(life);
+    report("in the barrier", Value::Null);
+    if victim {
+        point("stopped");
+    }
+    kernels.into_iter().map(|kernel| kernel.join().unwrap_err()).collect()
+}
+
+/// A kernel of each rank here that waits in a barrier, and has arrived there.
+fn wait_in_barriers(life: &Life) -> Vec<KernelHandle<()>> {
+    let launch = |dev: &DevComm| {
+        let (arrived, heard) = std::sync::mpsc::channel();
+        let kernel = dev.launch(1, move |kernel| {
+            let mut barrier = kernel.barrier(0)?;
+            barrier.arrive()?;
+            let _ = arrived.send(());
+            barrier.wait()
+        });
+        let kernel = kernel.unwrap();
+        heard.recv().unwrap();
+        kernel
+    };
+    life.devs.iter().map(launch).collect()
 }
 
 /// Closes everything and sees that nothing is left of it.

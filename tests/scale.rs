@@ -114,8 +114,7 @@ fn a_million_sub_windows(layout: &[u32]) {
             assert_eq!(found.device_address(), of_rank[n].device_address(), "the innermost is found");
             assert_eq!(comm.status().table_slots, AT_A_TIME + 1);
         }
-        let hosts = world.hosts.iter();
-        assert_eq!(hosts.map(|host| host.counts().mappings).collect::<Vec<_>>(), expected(&mapped, &world));
+        assert_few_more(&mapped, &world);
         drop(windows);
         settle(ranks, 1);
         check_pointers(ranks, &open, &buffers);
@@ -131,16 +130,14 @@ fn a_million_sub_windows(layout: &[u32]) {
     finalize(world.ranks);
 }
 
-/// Windows make no mapping; ten thousand structs and table entries need pages of their own.
-fn expected(before: &[usize], world: &FaultyWorld) -> Vec<usize> {
-    // Each rank's pools double: a handful of pages, whatever the number of batches.
-    let pages = |host: usize| world.hosts[host].counts().mappings - before[host];
-    (0..before.len())
-        .map(|host| {
-            assert!(pages(host) <= 24 * world.ranks.len(), "{} mappings more", pages(host));
-            before[host] + pages(host)
-        })
-        .collect()
+/// Windows make no mapping; ten thousand structs and table entries need pages of their own, of which each rank's pools
+/// make a handful, as they double: whatever the number of batches.
+fn assert_few_more(before: &[usize], world: &FaultyWorld) {
+    for (host, before) in world.hosts.iter().zip(before) {
+        let now = host.counts().mappings;
+        let most = before + 24 * world.ranks.len();
+        assert!((*before..=most).contains(&now), "{now} mappings, {before} before ten thousand windows");
+    }
 }
 
 #[test]

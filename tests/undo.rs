@@ -29,9 +29,13 @@ fn p_5_an_undo_call_that_fails_is_reported_beside_the_first_error() {
             faults[0].fail(Call::Record, 1);
             only_fault(scene.run(ranks));
         });
+        // Every rank undoes its mappings and references, with at least one call of each of the two kinds on the one
+        // that maps for a process.
+        let mut kinds = Vec::new();
         for (undoing, clean) in clean.iter().enumerate() {
             for &(call, nth) in after_vote(clean) {
                 let what = format!("{layout:?}: call {nth} of {call} on rank {undoing}");
+                kinds.push((undoing, call));
                 let before = ranks[0].status().quarantined_bytes;
                 faults[0].fail(Call::Record, 1);
                 faults[undoing].fail(call, nth);
@@ -58,6 +62,10 @@ fn p_5_an_undo_call_that_fails_is_reported_beside_the_first_error() {
                 // A range that is still mapped somewhere could not be mapped again.
                 scene.works(ranks);
             }
+        }
+        assert!(kinds.iter().any(|(_, call)| *call == Call::Unmap), "{layout:?}: {kinds:?}");
+        for rank in 0..ranks.len() {
+            assert!(kinds.contains(&(rank, Call::Release)), "{layout:?}, rank {rank}: {kinds:?}");
         }
         drop(scene);
         finalize(world.ranks);
@@ -125,6 +133,7 @@ fn p_5_a_failing_call_of_a_deregistration_is_tried_again_or_quarantines_the_rang
 fn a_batch_that_cannot_be_published_fails_the_communicator_by_name() {
     for layout in LAYOUTS {
         for rank in FAILING {
+            let mut failed_copies = 0;
             for nth in 1.. {
                 let world = faulty_world(layout, config());
                 let scene = Scene::later(&world.ranks);
@@ -138,6 +147,7 @@ fn a_batch_that_cannot_be_published_fails_the_communicator_by_name() {
                     break;
                 }
                 world.faults[rank].fail(Call::Copy, first + nth);
+                failed_copies += 1;
                 let outcomes = scene.run(&world.ranks);
                 let Err(Error::Failed(failure)) = &outcomes[rank] else { panic!("{:?}", outcomes[rank]) };
                 let FailureCause::Publish { by, reason: Reason::Device(_) } = &failure.cause else {
@@ -160,6 +170,7 @@ fn a_batch_that_cannot_be_published_fails_the_communicator_by_name() {
                     }
                 }
             }
+            assert!(failed_copies >= 1, "{layout:?}, rank {rank}: a commit copies");
         }
     }
 }

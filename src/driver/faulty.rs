@@ -1,7 +1,7 @@
-//! A device that fails on demand: it wraps another one, counts calls of each kind and fails those that a test
-//! asked for.
+//! A device that fails on demand, or is late: it wraps another one, counts calls of each kind, fails those that a
+//! test asked for, and holds back the events that it asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -31,7 +31,20 @@ struct Plan {
     once: BTreeMap<Call, Vec<u64>>,
     /// Kinds that fail always.
     always: Vec<Call>,
+    /// How late the next events are to be, in order of their records.
+    late: VecDeque<Late>,
+    /// Recorded events that are late still.
+    held: BTreeMap<u64, Late>,
     hook: Option<Arc<Hook>>,
+}
+
+/// How long an event is held back.
+#[derive(Clone, Copy, Debug)]
+enum Late {
+    /// For so many answers of [`Driver::done`].
+    Polls(u64),
+    /// Until [`Faulty::heal`].
+    Stuck,
 }
 
 impl Faulty {
@@ -53,11 +66,24 @@ impl Faulty {
         self.plan.lock().always.push(call);
     }
 
-    /// Forgets all planned failures. Counts and hook stay.
+    /// Has the next event that is recorded pass late: [`Driver::done`] says so many times that it has not. Calls
+    /// add up, one event each, with those of [`Self::stuck`].
+    pub fn late(&self, polls: u64) {
+        self.plan.lock().late.push_back(Late::Polls(polls));
+    }
+
+    /// Has the next event that is recorded not pass before [`Self::heal`].
+    pub fn stuck(&self) {
+        self.plan.lock().late.push_back(Late::Stuck);
+    }
+
+    /// Forgets all planned failures; late events pass. Counts and hook stay.
     pub fn heal(&self) {
         let mut plan = self.plan.lock();
         plan.once.clear();
         plan.always.clear();
+        plan.late.clear();
+        plan.held.clear();
     }
 
     /// Calls of this kind so far, failed ones included.
@@ -111,6 +137,29 @@ impl Plan {
             fails |= planned.len() < before;
         }
         (nth, fails, self.hook.clone())
+    }
+
+    /// Holds an event back, if it is one of those to be late.
+    fn recorded(&mut self, event: Event) {
+        if let Some(late) = self.late.pop_front() {
+            self.held.insert(event.0, late);
+        }
+    }
+
+    /// Whether an event has not passed yet, at one more poll of it.
+    fn holds(&mut self, event: Event) -> bool {
+        match self.held.get_mut(&event.0) {
+            Some(Late::Stuck) => true,
+            Some(Late::Polls(left)) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            Some(Late::Polls(_)) => {
+                self.held.remove(&event.0);
+                false
+            }
+            None => false,
+        }
     }
 }
 
@@ -198,11 +247,16 @@ impl Driver for Faulty {
     }
 
     fn record(&self, stream: Stream) -> Result<Event, DeviceError> {
-        self.pass(Call::Record, |inner| inner.record(stream))
+        let event = self.pass(Call::Record, |inner| inner.record(stream))?;
+        self.plan.lock().recorded(event);
+        Ok(event)
     }
 
     fn done(&self, event: Event) -> Result<bool, DeviceError> {
-        self.pass(Call::Done, |inner| inner.done(event))
+        self.pass(
+            Call::Done,
+            |inner| if self.plan.lock().holds(event) { Ok(false) } else { inner.done(event) },
+        )
     }
 
     fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
@@ -291,6 +345,32 @@ mod tests {
         assert_eq!(seen.load(Ordering::Relaxed), 1);
         assert_eq!(faulty.release(handle), Err(injected(Call::Release, 1)));
         faulty.release(handle).unwrap();
+    }
+
+    #[test]
+    fn a_late_event_passes_after_so_many_polls_and_a_stuck_one_when_healed() {
+        let host = HostDriver::new(HostOptions::new()).unwrap();
+        let faulty = Faulty::new(host.clone());
+        let stream = faulty.stream_create().unwrap();
+        faulty.late(2);
+        faulty.stuck();
+        let [late, stuck, prompt] = [(); 3].map(|()| faulty.record(stream).unwrap());
+        assert_eq!(faulty.done(prompt), Ok(true));
+        assert_eq!([(); 3].map(|()| faulty.done(late).unwrap()), [false, false, true]);
+        for _ in 0..100 {
+            assert_eq!(faulty.done(stuck), Ok(false));
+        }
+        // A planned failure is still one, and is no poll.
+        faulty.fail(Call::Done, 1);
+        assert_eq!(faulty.done(stuck), Err(injected(Call::Done, 105)));
+        faulty.late(1);
+        faulty.heal();
+        assert_eq!(faulty.done(stuck), Ok(true));
+        let healed = faulty.record(stream).unwrap();
+        assert_eq!(faulty.done(healed), Ok(true));
+        assert_eq!(faulty.count(Call::Done), 107);
+        faulty.stream_destroy(stream).unwrap();
+        assert_eq!(host.counts(), crate::driver::host::HostCounts::default());
     }
 
     /// Every method is named in [`Call`], counted under its own name, and can fail.

@@ -354,7 +354,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What the device says.
     fn stream_create(&self) -> Result<Stream, DeviceError>;
 
-    /// Drops a stream; what it holds still runs.
+    /// Drops a stream, and with it its events; what it holds still runs.
     ///
     /// # Errors
     /// `InvalidHandle`.
@@ -384,7 +384,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What the device says.
     fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
 
-    /// Whether the stream has passed the event; once it said yes, the event is gone. Never waits.
+    /// Whether the stream has passed the event; once it said yes, or its stream is destroyed, the event is gone. Never
+    /// waits.
     ///
     /// # Errors
     /// What the device says, errors of the stream's earlier work included.

@@ -41,6 +41,7 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
         drop(windows(&world.ranks, &other));
         until("closes to be taken in", || world.ranks.iter().all(|comm| comm.status().table_slots == 1));
         let before = held(&world);
+        let mut refused = Vec::new();
         for call in calls {
             // The copies of a commit, behind those of the structs, come after the vote.
             for nth in 1..=if call == Call::Copy { 1 } else { 2 } {
@@ -62,9 +63,15 @@ fn bug_13_14_15_16_20_a_batch_that_fails_anywhere_gives_back_what_it_made_once()
                         continue;
                     }
                     assert_eq!(refusers(&agreed_cause(results)), [expected], "{layout:?}: {call} {nth}");
+                    refused.push((call, culprit));
                     assert_eq!(held(&world), before, "{layout:?}: {call} {nth} on {expected}: P-5");
                     check_pointers(&world.ranks, &kept, &other);
                 }
+            }
+        }
+        for call in calls {
+            for culprit in [0, 3] {
+                assert!(refused.contains(&(call, culprit)), "{layout:?}: no {call} of rank {culprit} failed");
             }
         }
         let again = all_ok(batch(&world.ranks));

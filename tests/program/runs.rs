@@ -112,8 +112,16 @@ fn the_log_goes_to_standard_error() {
         let (status, stdout, stderr) = end(command.env("SYMWIN_LOG", "symwin=trace"));
         assert_eq!(status, Some(0), "{stderr}");
         assert!(serde_json::from_str::<Value>(&stdout).is_ok(), "{stdout}");
-        assert!(stderr.contains("symwin"), "{stderr}");
+        // Events that docs/tracing.md names, of both ranks.
+        for event in ["batch.begin", "round.sent", "batch.committed", "comm.closed"] {
+            for rank in ["rank=0", "rank=1"] {
+                let told = stderr.lines().any(|line| line.contains(event) && line.contains(rank));
+                assert!(told, "{how}: no {event} of {rank} in\n{stderr}");
+            }
+        }
     }
+    let (status, _, stderr) = end(run("--json --ranks 2 --bytes 4K").env("SYMWIN_LOG", "symwin=error"));
+    assert_eq!((status, stderr.as_str()), (Some(0), ""), "nothing went wrong");
 }
 
 #[test]

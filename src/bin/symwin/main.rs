@@ -24,7 +24,7 @@ mod table;
 mod threads;
 
 use std::env;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -64,6 +64,8 @@ fn start_log() -> anyhow::Result<()> {
     let filter = filter.to_string_lossy();
     let filter = EnvFilter::try_new(filter.as_ref())
         .with_context(|| format!("SYMWIN_LOG = `{filter}` is no filter; an example: symwin=debug"))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    // Colours are for people: https://no-color.org, and no escape codes in files and pipes.
+    let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours).init();
     Ok(())
 }

@@ -217,3 +217,58 @@ fn parts(bytes: u64) -> impl Iterator<Item = (usize, usize)> {
     let bytes = usize::try_from(bytes).expect("sizes of allocations fit in usize");
     (0..bytes).step_by(PART_BYTES).map(move |at| (at, PART_BYTES.min(bytes - at)))
 }
+
+#[cfg(test)]
+mod tests {
+    use symwin::coll::ReduceOp;
+
+    use super::*;
+
+    /// Nobody looks at it.
+    struct Nobody;
+
+    impl Progress for Nobody {
+        fn tell(&self, _: Phase, _: u64) {}
+    }
+
+    fn job() -> Job {
+        Job { ranks: 1, op: ReduceOp::Sum, data: Data::Pattern { windows: 3, bytes: 40_000 } }
+    }
+
+    /// What the check says of results that are right but for `bytes` at `at` of window 2.
+    fn checked(at: usize, bytes: &[u8]) -> anyhow::Result<u64> {
+        let config = symwin::Config::new().stride(1 << 30);
+        let comm = Communicator::in_process_with(1, &config).unwrap().remove(0);
+        let job = job();
+        let run = Run { job: &job, rank: 0, progress: &Nobody, watch: Stopwatch::start(Duration::ZERO, 0) };
+        let buffers = run.allocate(&comm).unwrap();
+        // Of one rank the sum is what it began with.
+        run.fill(&buffers).unwrap();
+        buffers[2].write(at, bytes).unwrap();
+        run.check(&comm, &buffers)
+    }
+
+    #[test]
+    fn a_wrong_element_is_named_with_its_rank_and_window() {
+        let right = checked(0, &[]).unwrap();
+        assert_eq!(checked(0, &[]).unwrap(), right);
+        let should = pattern::expected(std::iter::once(0), 2, ReduceOp::Sum);
+        for element in [0, 4093, 9999] {
+            let (is, should) = (-77.5f32, should[element % should.len()]);
+            let error = checked(element * 4, &is.to_ne_bytes()).unwrap_err();
+            let said = format!("{error:#}");
+            let expected = format!("window 2 of rank 0: element {element} is {is} but must be {should}: ");
+            assert!(said.starts_with(&expected), "{said}");
+        }
+    }
+
+    /// Bits count, not values: a zero of the other sign is another result.
+    #[test]
+    fn compare_tells_zeroes_apart_and_counts_from_the_parts_place() {
+        let expected = [0.0, 1.0, 2.0];
+        let part = |values: &[f32]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>();
+        compare(&part(&[1.0, 2.0, 0.0]), 16, &expected).unwrap();
+        let error = compare(&part(&[1.0, 2.0, -0.0]), 16, &expected).unwrap_err();
+        assert!(error.to_string().starts_with("element 6 is -0 but must be 0: "), "{error}");
+    }
+}

@@ -97,3 +97,28 @@ fn no_cuda() -> anyhow::Error {
 /// How long no process at all may say anything. Each says something every 16 MiB of work, and ends its own waits by
 /// their deadlines long before; this is for processes that are stopped or hang outside of any wait.
 const SILENCE: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reports(lsa_size: u32, digests: &[u64]) -> Vec<RankReport> {
+        let report = |(rank, &digest)| RankReport { rank, lsa_size, laps: Vec::new(), digest };
+        (0..).zip(digests).map(report).collect()
+    }
+
+    #[test]
+    fn differing_digests_of_one_team_are_an_error_that_names_both_ranks() {
+        check_digests(&reports(4, &[7; 4])).unwrap();
+        check_digests(&reports(2, &[7, 7, 8, 8])).unwrap();
+        for (lsa_size, digests, first, other) in [(4, [7, 7, 8, 7], 0, 2), (2, [7, 7, 8, 9], 2, 3)] {
+            let error = check_digests(&reports(lsa_size, &digests)).unwrap_err();
+            let expected = format!("rank {other} and rank {first} hold different results");
+            assert!(error.to_string().starts_with(&expected), "{error}");
+        }
+        // A team whose first rank never reported.
+        let mut late = reports(2, &[7, 7]);
+        late.remove(0);
+        check_digests(&late).unwrap_err();
+    }
+}

@@ -43,7 +43,8 @@ impl CommActor {
             match current.job.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(ended) => self.finish(ended, cx),
                 Poll::Pending => {
-                    if self.core.board.take_tick() {
+                    // One timer at a time, whatever else makes this run meanwhile.
+                    if self.core.board.take_tick() && !std::mem::replace(&mut self.ticking, true) {
                         let at = cx.now() + TICK;
                         cx.timer(at, CommMsg::Tick);
                     }
@@ -78,7 +79,12 @@ impl CommActor {
             seq,
             tasks = batch.work.requests.len()
         );
-        tracing::debug!(parent: &span, "batch.begin");
+        tracing::debug!(
+            parent: &span,
+            comm = %self.core.agreed.name,
+            rank = self.core.agreed.rank.get(),
+            "batch.begin"
+        );
         self.core.board.begin(format!("batch {seq}{group}"), cx.now());
         let job = Box::pin(flush(Arc::clone(&self.core), batch.work).instrument(span));
         let Batch { answers, done, deadline, .. } = batch;

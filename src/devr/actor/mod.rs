@@ -45,6 +45,8 @@ pub(crate) struct CommActor {
     overdue: bool,
     /// Its own address while it closes, so that it lives until that is done.
     me: Option<Addr<CommMsg>>,
+    /// A timer of [`CommMsg::Tick`] is pending.
+    ticking: bool,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,7 @@ impl CommActor {
             clean: true,
             overdue: false,
             me: None,
+            ticking: false,
         }
     }
 }
@@ -107,7 +110,7 @@ impl Actor for CommActor {
             CommMsg::KernelEnded => self.retire_deferred(),
             CommMsg::Notice(notice) => self.notice(notice, cx),
             CommMsg::Overflow(detail) => drop(self.fail(FailureCause::Parted { detail }, Told::Nobody, cx)),
-            CommMsg::Tick => {}
+            CommMsg::Tick => self.ticking = false,
         }
         self.advance(cx);
         self.close_if_done()
