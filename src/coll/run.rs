@@ -10,7 +10,7 @@ use crate::devr::core::Core;
 use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::window::WindowSlice;
-use crate::error::{Error, Misuse, Result};
+use crate::error::{Error, FailureCause, Misuse, Phase, Result};
 
 impl Communicator {
     /// Reduces over the LSA team, element by element, from every rank's `send` to every rank's `recv`, which may be the
@@ -109,8 +109,16 @@ impl Call {
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
         let failed = || self.core.watch.error().is_some();
         if !self.core.collective.wait(self.number, self.core.deadline, failed) {
-            let what = "its turn behind earlier collectives of this rank".to_owned();
-            return Err(self.core.watch.error().unwrap_or(Error::Limit { what, waited: self.core.deadline }));
+            // A collective that is skipped on one rank would pair the next one with another of its peers': the
+            // communicator ends here, on all ranks.
+            let cause = FailureCause::Deadline {
+                after: self.core.deadline,
+                missing: Vec::new(),
+                blocked: Vec::new(),
+            };
+            let operation = "an all-reduce behind earlier ones of this rank";
+            self.core.watch.fail(Error::Failed(self.core.failure(operation, Phase::Barrier, cause)));
+            return Err(self.core.watch.error().unwrap_or_else(|| self.core.closed()));
         }
         let input = kernel.window(self.send.window.device_address())?;
         let output = kernel.window(self.recv.window.device_address())?;

@@ -31,7 +31,8 @@ impl Turns {
 
     /// Waits for its turn; false when the deadline passed or `failed` says so. `failed` is asked now and then.
     pub(crate) fn wait(&self, number: u64, deadline: Duration, failed: impl Fn() -> bool) -> bool {
-        let until = Instant::now() + deadline;
+        let now = Instant::now();
+        let until = now.checked_add(deadline).unwrap_or(now + CENTURY);
         let mut inner = self.inner.lock();
         while inner.serving != number {
             let slice = until.min(Instant::now() + SLICE);
@@ -55,6 +56,9 @@ impl Turns {
         self.changed.notify_all();
     }
 }
+
+/// A deadline past the end of time.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// How often a wait asks whether its communicator has failed.
 const SLICE: Duration = Duration::from_millis(50);

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use crate::device::abi::{LsaBarrierHandle, Window};
@@ -27,6 +27,9 @@ use crate::ids::{LsaRank, ProcessId, Rank};
 /// Each LSA rank's size in bytes of the window whose struct lies at this device address; None where all are equal.
 pub type SizeLookup = Arc<dyn Fn(u64) -> Option<Arc<[u64]>> + Send + Sync>;
 
+/// The barriers that sessions of one rank are on: (resource buffer, index).
+pub type Claims = Arc<Mutex<BTreeSet<(u32, u32)>>>;
+
 /// What a kernel runs in: one rank's device communicator, and what its errors need to name.
 pub struct KernelEnv {
     pub(super) dev_comm: DevComm,
@@ -36,8 +39,8 @@ pub struct KernelEnv {
     /// By LSA rank.
     team: Vec<Peer>,
     pub(super) sizes: Option<SizeLookup>,
-    /// Barriers in use by this kernel's sessions: (resource buffer, index).
-    pub(super) claims: Mutex<BTreeSet<(u32, u32)>>,
+    /// Barriers in use by sessions of this rank's kernels of the device communicator: (resource buffer, index).
+    pub(super) claims: Claims,
     /// Called when this goes, after the last block has ended.
     on_end: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
@@ -70,7 +73,7 @@ impl KernelEnv {
             me,
             team,
             sizes: None,
-            claims: Mutex::default(),
+            claims: Claims::default(),
             on_end: None,
         }
     }
@@ -80,6 +83,14 @@ impl KernelEnv {
     #[must_use]
     pub fn on_end(mut self, hook: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.on_end = Some(Box::new(hook));
+        self
+    }
+
+    /// Shares the barriers' sessions with other kernels of the same device communicator on this rank: two of them on one
+    /// barrier would take each other's arrivals for their peers'.
+    #[must_use]
+    pub fn claims(mut self, claims: &Claims) -> Self {
+        self.claims = Arc::clone(claims);
         self
     }
 
@@ -307,7 +318,7 @@ where
     let env = Arc::new(env);
     let kernel = Arc::new(kernel);
     // One token a block, sent when all threads are there. No token and no sender: do not run.
-    let (start, started): (Sender<()>, Receiver<()>) = bounded(blocks as usize);
+    let (start, started): (Sender<()>, Receiver<()>) = unbounded();
     let mut threads = Vec::new();
     for block in 0..blocks {
         let name = format!("symwin-r{}-b{block}", env.dev_comm.rank);
@@ -332,8 +343,8 @@ where
         }
     }
     for _ in 0..blocks {
-        // The channel holds them all and we hold a receiver, so this neither waits nor fails.
-        let _ = start.try_send(());
+        // We hold a receiver, so this does not fail.
+        let _ = start.send(());
     }
     KernelHandle { threads, refusal: None }
 }

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::agreed::Agreed;
 use super::dev_comm_handle::DevComm;
-use super::flat::FlatRange;
+use super::flat::{FlatRange, KeptBuffer};
 use super::flush::made::MulticastRange;
 use super::flush::message::{MemoryId, Token};
 use super::index::WindowIndex;
@@ -28,7 +28,7 @@ use crate::bootstrap::Endpoint;
 use crate::coll::turns::Turns;
 use crate::device::Watch;
 use crate::driver::{DeviceError, Driver, Handle};
-use crate::error::{Error, Failure, FailureCause, Misuse, Phase};
+use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
 use crate::ids::CommId;
 
 use super::mail::{Closing, CommMsg};
@@ -163,6 +163,30 @@ impl Core {
         // Who has left has given all back: what the closing keeps goes here and now.
         if let (Some(actor), Some(_)) = (self.actor.upgrade(), self.endpoint()) {
             let _ = actor.queue(CommMsg::Close(closing));
+        } else {
+            self.keep_buffers([closing]);
+        }
+    }
+
+    /// Whether host code can touch the device's memory.
+    pub(crate) fn host_access(&self) -> Result<()> {
+        let info = self.driver.info();
+        if info.host_access {
+            return Ok(());
+        }
+        let what =
+            format!("host code cannot touch the memory of {}: copy with the device's own calls", info.name);
+        Err(Misuse::Other { what }.into())
+    }
+
+    /// Lets go of the buffers under closed windows; where a kernel that outlived the close may still write to them, they
+    /// stay as long as its range does.
+    pub(crate) fn keep_buffers(&self, closings: impl IntoIterator<Item = Closing>) {
+        let kernels_run = !self.kernels.running().is_empty();
+        for buffer in closings.into_iter().filter_map(|closing| closing.keep) {
+            if kernels_run {
+                self.flat.keep(Box::new(KeptBuffer(buffer)));
+            }
         }
     }
 

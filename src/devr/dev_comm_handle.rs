@@ -10,6 +10,7 @@ use super::dev_comm::{DevCommRequirements, LlA2aHandle, Plan, ResourceHandle};
 use super::flush::message::MemoryId;
 use super::mail::{Closing, CommMsg};
 use super::shadow::Slot;
+use crate::device::kernel::Claims;
 use crate::device::{self, Kernel, KernelHandle, abi};
 use crate::error::{Misuse, Result};
 
@@ -37,6 +38,8 @@ struct Inner {
     /// Where the multicast objects of its team requirements are mapped, in their order.
     multicast: Vec<Option<usize>>,
     closed: AtomicBool,
+    /// Barriers that sessions of this rank's kernels are on.
+    claims: Claims,
 }
 
 impl DevComm {
@@ -87,6 +90,7 @@ impl DevComm {
             device,
             multicast,
             closed: AtomicBool::new(false),
+            claims: Claims::default(),
         }))
     }
 
@@ -166,6 +170,7 @@ impl DevComm {
             core.agreed.me().clone(),
             core.agreed.lsa_peers(),
         )
+        .claims(&self.0.claims)
         .sizes(Arc::new(move |address| sizes.sizes.read().get(&address).cloned()))
         .on_end(move || {
             this.0.core.kernels.end(id);
@@ -176,6 +181,7 @@ impl DevComm {
             }
         });
         self.check_open()?;
+        self.0.core.host_access()?;
         Ok(env)
     }
 }
@@ -191,6 +197,7 @@ impl Inner {
                 entry: None,
                 memory: resource.memory,
                 struct_address: resource.struct_address,
+                hidden: false,
                 running: BTreeSet::new(),
                 keep: None,
             });

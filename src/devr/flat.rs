@@ -7,6 +7,7 @@
 //! memory is unmapped when the last rank of the process has retired it, and never on a failed communicator
 //! before the last rank of the process has closed it.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +26,18 @@ const ALIGN: usize = 512 << 20;
 pub(crate) trait Kept: fmt::Debug + Send {
     /// Gives it back, whatever fails on the way. The flat range and all that was mapped in it are gone.
     fn give_back(self: Box<Self>) -> Vec<DeviceError>;
+}
+
+/// A buffer under a window that was closed.
+#[derive(Debug)]
+pub(crate) struct KeptBuffer(pub(crate) Arc<dyn Any + Send + Sync>);
+
+impl Kept for KeptBuffer {
+    fn give_back(self: Box<Self>) -> Vec<DeviceError> {
+        // Its allocator reports what it cannot give back.
+        drop(self.0);
+        Vec::new()
+    }
 }
 
 /// The flat range of one process for one LSA team.

@@ -48,6 +48,8 @@ pub(crate) struct Closing {
     pub(crate) memory: MemoryId,
     /// The device address of its struct.
     pub(crate) struct_address: u64,
+    /// No kernel that begins from here on can find it.
+    pub(crate) hidden: bool,
     /// The kernels of this rank that ran when its table entry was withdrawn: what they may see is not reused before
     /// they end.
     pub(crate) running: BTreeSet<u64>,

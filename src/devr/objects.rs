@@ -72,6 +72,11 @@ impl Objects {
         self.driver.record(stream)
     }
 
+    /// Marks the stream's present end.
+    pub(crate) fn fence(&self) -> Result<Event, DeviceError> {
+        self.driver.record(self.stream())
+    }
+
     /// Makes entries visible to kernels, all of them written before the first one's window.
     pub(crate) fn publish(&mut self, entries: &[(TableSlot, TableEntry)]) -> Result<(), DeviceError> {
         let stream = self.stream();

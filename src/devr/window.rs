@@ -213,6 +213,7 @@ impl Window {
     pub fn read(&self, rank: Rank, offset: usize, to: &mut [u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
         self.check_range(lsa, offset, to.len())?;
+        self.0.core.host_access()?;
         for (index, part) in to.chunks_mut(COPY_BYTES_MAX).enumerate() {
             // Whoever unmaps waits for this: see `Core::copies`.
             let _copying = self.0.core.copies.read();
@@ -229,6 +230,7 @@ impl Window {
     pub fn write(&self, rank: Rank, offset: usize, from: &[u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
         self.check_range(lsa, offset, from.len())?;
+        self.0.core.host_access()?;
         for (index, part) in from.chunks(COPY_BYTES_MAX).enumerate() {
             // Whoever unmaps waits for this: see `Core::copies`.
             let _copying = self.0.core.copies.read();
@@ -329,6 +331,7 @@ impl Inner {
             entry: self.place.entry,
             memory: self.place.memory,
             struct_address: self.place.struct_address as u64,
+            hidden: false,
             running: BTreeSet::new(),
             keep: self.keep.lock().take(),
         });

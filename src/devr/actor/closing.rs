@@ -16,17 +16,24 @@ impl CommActor {
             self.deferred.push(closing);
             return;
         }
-        if let (Some(entry), Some(objects)) = (closing.entry, self.core.state().objects.as_mut())
-            && let Err(error) = objects.withdraw(entry)
-        {
-            self.undo_failed(&error);
-        }
-        closing.running = self.core.kernels.running();
-        if closing.running.is_empty() {
+        self.hide(&mut closing);
+        if closing.hidden && closing.running.is_empty() {
             self.retire(closing);
         } else {
             self.deferred.push(closing);
         }
+    }
+
+    /// Takes a closed window from lookups of kernels that begin from here on; those that run now may have seen it.
+    fn hide(&self, closing: &mut Closing) {
+        if let (Some(entry), Some(objects)) = (closing.entry, self.core.state().objects.as_mut())
+            && let Err(error) = objects.withdraw(entry)
+        {
+            // Tried again when a kernel or a batch has ended.
+            return self.undo_failed(&error);
+        }
+        closing.hidden = true;
+        closing.running = self.core.kernels.running();
     }
 
     pub(super) fn undo_failed(&self, error: &DeviceError) {
@@ -36,20 +43,20 @@ impl CommActor {
 
     /// Nothing of this rank can see the window any more.
     pub(super) fn retire(&mut self, closing: Closing) {
-        self.core.sizes.write().remove(&closing.struct_address);
         // Copies that began before the close are short; nothing is unmapped under them.
         drop(self.core.copies.write());
         let mut state = self.core.state();
         if let Some(objects) = state.objects.as_mut()
             && let Err(error) = objects.retire(closing.slot, closing.entry)
         {
-            // Kernels may find it still, so its memory stays; tried again when a kernel or a batch has ended.
+            // Its memory stays; tried again when a kernel or a batch has ended.
             self.undo_failed(&error);
             drop(state);
             return self.deferred.push(closing);
         }
         state.unuse(closing.memory, &self.core);
         drop(state);
+        self.core.sizes.write().remove(&closing.struct_address);
         // Its buffer may go back to its slab now; the driver's calls for that are none of the state's.
         drop(closing.keep);
         // Last: who sees in the status that it is closed finds its buffer free.
@@ -61,10 +68,16 @@ impl CommActor {
         if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             return;
         }
-        let (ended, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.deferred).into_iter().partition(|c| self.core.kernels.ended(&c.running));
-        self.deferred = waiting;
-        ended.into_iter().for_each(|closing| self.retire(closing));
+        for mut closing in std::mem::take(&mut self.deferred) {
+            if !closing.hidden {
+                self.hide(&mut closing);
+            }
+            if closing.hidden && self.core.kernels.ended(&closing.running) {
+                self.retire(closing);
+            } else {
+                self.deferred.push(closing);
+            }
+        }
     }
 
     pub(super) fn dropped(&mut self, cx: &mut Cx<'_, CommMsg>) {
@@ -92,6 +105,8 @@ impl CommActor {
         }
         self.clean = !matches!(self.mode, Mode::Failed(_));
         self.mode = Mode::Closing;
+        // The last handle may be gone before the last kernel has ended.
+        self.me = Some(cx.me().clone());
         self.core.closed.store(true, Ordering::Release);
         drop(self.core.collectives.lock().take());
         let at = cx.now() + self.core.deadline;
@@ -125,7 +140,8 @@ impl CommActor {
     /// The last thing that this actor does.
     pub(super) fn end(&mut self, result: &Result<Vec<DeviceError>>) -> Flow {
         tracing::debug!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "comm.closed");
-        self.deferred.clear();
+        self.core.keep_buffers(self.deferred.drain(..));
+        self.me = None;
         self.core.disconnect();
         self.core.board.closed();
         for closer in self.closers.drain(..) {

@@ -17,6 +17,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use self::failing::Told;
 use super::core::Core;
@@ -24,8 +25,8 @@ use super::flush::Ended;
 use super::flush::message::round_name;
 use super::mail::{CloseReply, Closing, CommMsg};
 use super::request::{Answer, Batch};
-use crate::actors::{Actor, Cx, Flow, Reply, Time, TimerId};
-use crate::error::{Failure, FailureCause, Result};
+use crate::actors::{Actor, Addr, Cx, Flow, Reply, Time, TimerId};
+use crate::error::{Error, Failure, FailureCause, Phase, Result};
 
 /// See the module's text.
 pub(crate) struct CommActor {
@@ -42,6 +43,8 @@ pub(crate) struct CommActor {
     clean: bool,
     /// The close's deadline has passed.
     overdue: bool,
+    /// Its own address while it closes, so that it lives until that is done.
+    me: Option<Addr<CommMsg>>,
 }
 
 #[derive(Debug)]
@@ -81,6 +84,7 @@ impl CommActor {
             closers: Vec::new(),
             clean: true,
             overdue: false,
+            me: None,
         }
     }
 }
@@ -132,10 +136,16 @@ impl Drop for CommActor {
     /// An actor that ends before it has closed (a panic while it failed, a runtime that was shut down) says so to
     /// all ranks: they must not wait for it.
     fn drop(&mut self) {
-        if let Some(endpoint) = self.core.endpoint() {
+        let Some(endpoint) = self.core.endpoint() else { return };
+        // The collectives' device communicator holds the core that holds it.
+        drop(self.core.collectives.lock().take());
+        self.core.closed.store(true, Ordering::Release);
+        let failure = self.core.failure("no operation", Phase::Idle, FailureCause::RuntimeEnded);
+        self.core.watch.fail(Error::Failed(failure));
+        if !(matches!(self.mode, Mode::Closing) && self.clean) {
             failing::say_farewell(&endpoint, &FailureCause::RuntimeEnded);
-            self.core.disconnect();
         }
+        self.core.disconnect();
     }
 }
 

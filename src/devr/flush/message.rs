@@ -91,8 +91,21 @@ impl Offer {
         if self.tasks.iter().flat_map(|task| &task.allocations).any(|&index| index as usize >= allocations) {
             return Err(format!("an offer that refers beyond its {allocations} allocations"));
         }
-        if self.tasks.iter().any(|task| task.allocations.is_empty() && task.size > 0) {
-            return Err("an offer of a task without allocations".to_owned());
+        for task in &self.tasks {
+            let sizes = task.allocations.iter().map(|&index| self.allocations[index as usize].size);
+            let room = sizes.into_iter().try_fold(0u64, u64::checked_add);
+            let end = task.head.checked_add(task.size);
+            if !end.zip(room).is_some_and(|(end, room)| end <= room) {
+                return Err("an offer of a task beyond its allocations".to_owned());
+            }
+            let said = match &task.print {
+                Fingerprint::Window { size, .. } => size.unwrap_or(task.size),
+                Fingerprint::DevComm { .. } => task.size,
+            };
+            // A refused task has no allocations and no size, whatever was asked.
+            if !task.allocations.is_empty() && said != task.size {
+                return Err(format!("an offer of {} bytes for a window of {said}", task.size));
+            }
         }
         Ok(())
     }

@@ -155,7 +155,14 @@ impl Flush {
                 drafts = made;
                 faults.extend(self.passed(event).await.err().map(|e| self.fault(Phase::Map, e.into())));
             }
-            Err((task, reason)) => faults.push(Fault { task, ..self.fault(Phase::Map, reason) }),
+            Err((task, reason)) => {
+                faults.push(Fault { task, ..self.fault(Phase::Map, reason) });
+                // What is queued may still write to what the roll-back unmaps.
+                let fence = self.core.state().objects.as_ref().and_then(|objects| objects.fence().ok());
+                if let Some(event) = fence {
+                    faults.extend(self.passed(event).await.err().map(|e| self.fault(Phase::Map, e.into())));
+                }
+            }
         }
         if !decision.new_teams.is_empty() {
             self.enter(Phase::Multicast);
