@@ -214,6 +214,10 @@ impl IoLoop {
     fn serve(&mut self, process: ProcessId) {
         let Some(connection) = self.connections.get_mut(&process) else { return };
         let shared = &*self.shared;
+        // What the peer sent before it stopped reading may have come after the last look: only an empty socket after
+        // that end counts.
+        let write_had_ended = connection.write == Flushed::WriteEnded;
+        connection.readable |= write_had_ended;
         let acknowledged = connection.link.batches_acknowledged();
         let mut ended = None;
         for _ in 0..LOOKS_A_TURN {
@@ -237,8 +241,12 @@ impl IoLoop {
         connection.link.owe_acks(connection.reader.batches());
         connection.write_out(acknowledged);
         // The peer reads no more and all that it had sent is read: no event would tell of its end.
-        if connection.write == Flushed::WriteEnded && !connection.readable && ended.is_none() {
-            ended = Some(lost(&connection.link, &connection.reader));
+        if connection.write == Flushed::WriteEnded && ended.is_none() {
+            if write_had_ended && !connection.readable {
+                ended = Some(lost(&connection.link, &connection.reader));
+            } else {
+                connection.readable = true;
+            }
         }
         if let Some(death) = ended {
             self.end(process, death);

@@ -77,6 +77,28 @@ fn what_was_sent_before_the_death_is_heard_before_the_loss() {
 }
 
 #[test]
+fn b3_last_words_are_heard_though_this_side_is_just_writing_and_finds_the_peer_gone() {
+    for _ in 0..1_500 {
+        let mut hubs = Hub::in_process(&[3, 1]).unwrap();
+        let mut members = join_all(&hubs, "world");
+        let gone = (members.pop(), hubs.pop());
+        let to_gone = [Parcel::plain(ranks(3..4))];
+        std::thread::scope(|scope| {
+            for member in &members {
+                let to_gone = &to_gone;
+                scope.spawn(move || member.endpoint.send(Tag::new(0, 0), &body("an offer"), to_gone));
+            }
+            if let Some(member) = &gone.0 {
+                member.endpoint.abort(&body("farewell"));
+            }
+            drop(gone);
+        });
+        let heard = members[0].log.until(|notices| notices.iter().any(is_end));
+        assert!(matches!(heard[0], Notice::Abort { .. }) && heard.len() == 2, "{heard:?}");
+    }
+}
+
+#[test]
 fn all_that_lay_in_the_socket_before_the_hub_began_is_heard() {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
