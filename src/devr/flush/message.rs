@@ -95,7 +95,7 @@ impl Offer {
             let sizes = task.allocations.iter().map(|&index| self.allocations[index as usize].size);
             let room = sizes.into_iter().try_fold(0u64, u64::checked_add);
             let end = task.head.checked_add(task.size);
-            if !end.zip(room).is_some_and(|(end, room)| end <= room) {
+            if end.zip(room).is_none_or(|(end, room)| end > room) {
                 return Err("an offer of a task beyond its allocations".to_owned());
             }
             let said = match &task.print {
