@@ -50,6 +50,9 @@ pub mod manual {
     #[doc = include_str!("../docs/protocol.md")]
     pub mod protocol {}
 
+    #[doc = include_str!("../docs/nccl-bugs.md")]
+    pub mod nccl_bugs {}
+
     #[doc = include_str!("../docs/tracing.md")]
     pub mod tracing {}
 }

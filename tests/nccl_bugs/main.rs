@@ -1,5 +1,4 @@
-//! The reference's bugs, by their number in section 5 of the project's notes on NCCL's device runtime, each with the
-//! right behaviour. Most are shown in every layout: ranks as threads, as processes, and mixed.
+//! The bugs of NCCL's device runtime, by their numbers in `docs/nccl-bugs.md`, each with the right behaviour. Most are shown in every layout: ranks as threads, as processes, and mixed.
 //!
 //! Shown elsewhere, where their surroundings are: 11 (`windows.rs`), 17 after a failure (`multicast.rs`),
 //! 21 (`collectives.rs`), 29's alignments and counts (`dev_comm.rs`), 34 (`windows.rs`, `dev_comm.rs`). Units show more of
