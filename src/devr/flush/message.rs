@@ -254,3 +254,37 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
         Err(error) => Err(format!("a message that cannot be decoded: {error}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(head: u64, size: u64, said: Option<u64>) -> Offer {
+        let print = Fingerprint::Window { size: said, flags: 0, label: None };
+        let task = TaskOffer { print, allocations: vec![0, 1], base: 0, head, size };
+        let allocation = |token| AllocationOffer { token: Token(token), size: 4096, handle: false };
+        Offer {
+            group: None,
+            abandoned: false,
+            tasks: vec![task],
+            allocations: vec![allocation(1), allocation(2)],
+            retired: Vec::new(),
+            quarantined: Vec::new(),
+            refused: Vec::new(),
+            multicast: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_peers_sizes_are_held_against_its_allocations_and_its_words() {
+        assert_eq!(offer(4096, 4096, Some(4096)).check(), Ok(()));
+        assert_eq!(offer(0, 8192, None).check(), Ok(()));
+        assert!(offer(4096, 4097, None).check().is_err(), "beyond its allocations");
+        assert!(offer(u64::MAX, 2, None).check().is_err(), "beyond all numbers");
+        assert!(offer(0, 1 << 40, Some(4096)).check().is_err());
+        assert!(offer(0, 4096, Some(8192)).check().is_err(), "not the size that it asks for");
+        let mut beyond = offer(0, 4096, None);
+        beyond.tasks[0].allocations[1] = 2;
+        assert!(beyond.check().is_err(), "no such allocation");
+    }
+}
