@@ -342,8 +342,6 @@ impl fmt::Display for Offsets<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Queued, not begun.
-    Queued,
     /// Finding allocations, checking requests, taking references.
     Prepare,
     /// Exchanging offers.
@@ -366,14 +364,11 @@ pub enum Phase {
     Idle,
     /// A host kernel's barrier.
     Barrier,
-    /// Finalizing.
-    Finalize,
 }
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
-            Self::Queued => "queue",
             Self::Prepare => "prepare",
             Self::Offer => "offer",
             Self::Decide => "decide",
@@ -385,7 +380,6 @@ impl fmt::Display for Phase {
             Self::Commit => "commit",
             Self::Idle => "idle",
             Self::Barrier => "barrier",
-            Self::Finalize => "finalize",
         };
         f.write_str(name)
     }
@@ -426,7 +420,7 @@ pub enum FailureCause {
         /// The deadline, counted from the start of the operation.
         after: Duration,
         /// The ranks that did not answer, with where they were last seen. None where this rank waited for nobody
-        /// but its own device.
+        /// but its own device, or its own earlier collectives.
         missing: Vec<Missing>,
         /// Other communicators in which this rank blocks a peer.
         blocked: Vec<String>,
@@ -490,7 +484,8 @@ impl fmt::Display for Silent<'_> {
         if missing.is_empty() {
             return write!(
                 f,
-                "not done within {after:?}, and no other rank was waited for: this rank's device is late"
+                "not done within {after:?}, and no other rank was waited for: this rank's device is late, or what \
+                 it had to do before"
             );
         }
         write!(f, "no answer within {after:?} from {}", List(missing))

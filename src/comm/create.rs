@@ -151,6 +151,7 @@ impl Part {
                 })
             })
             .collect::<Result<Vec<Introduction>>>()?;
+        check_layout(self.process.hub.layout(), &introductions)?;
         let id = CommId::root(&config.name);
         let mut ranks = Vec::new();
         for (rank, driver) in self.process.hub.ranks_here().zip(&self.drivers) {
@@ -165,6 +166,20 @@ impl Part {
         }
         Ok(ranks.into_iter().map(|rank| rank.start(&self.process)).collect())
     }
+}
+
+/// Every process introduces as many ranks as the layout gives it: ranks are indices from here on.
+fn check_layout(layout: &[u32], introductions: &[Introduction]) -> Result<()> {
+    for (process, (&ranks, introduction)) in layout.iter().zip(introductions).enumerate() {
+        let devices = introduction.devices.len();
+        if devices != ranks as usize {
+            return Err(Error::Bootstrap(Arc::new(BootstrapError::Protocol {
+                who: format!("process {process} (host {}, pid {})", introduction.host, introduction.pid),
+                detail: format!("it introduces {devices} devices for {ranks} ranks"),
+            })));
+        }
+    }
+    Ok(())
 }
 
 /// What the exchange of introductions is called.
@@ -251,4 +266,27 @@ fn host_name() -> String {
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_or_else(|_| host_name(), |id| id.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_introduces_another_number_of_ranks_is_named() {
+        let device = DeviceInfo::new("d", "host", 1 << 30, 4096);
+        let introduction = |devices| Introduction {
+            protocol: PROTOCOL,
+            name: "world".to_owned(),
+            stride: None,
+            lsa_team_size: None,
+            host: "h".to_owned(),
+            boot_id: "b".to_owned(),
+            pid: 7,
+            devices: vec![device.clone(); devices],
+        };
+        assert_eq!(check_layout(&[2, 1], &[introduction(2), introduction(1)]), Ok(()));
+        let error = check_layout(&[2, 1], &[introduction(2), introduction(3)]).unwrap_err();
+        assert!(error.to_string().starts_with("process 1 (host h, pid 7)"), "{error}");
+    }
 }

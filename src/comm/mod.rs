@@ -3,6 +3,7 @@
 mod config;
 mod create;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,7 +73,7 @@ pub(crate) struct Shared {
     process: Arc<Process>,
     buffers: BufferAllocator,
     /// How often each name was used for a duplicate.
-    duplicates: Mutex<std::collections::HashMap<String, u32>>,
+    duplicates: Mutex<HashMap<String, u32>>,
 }
 
 impl Shared {
@@ -335,7 +336,9 @@ impl Communicator {
     /// A failed communicator is finalized just so; that is clean too.
     ///
     /// # Errors
-    /// [`Error::Limit`] if host kernels did not end within the deadline: their range stays mapped then.
+    /// [`Error::Limit`] if host kernels did not end within the deadline (their range stays mapped then), or if the goodbye
+    /// did not leave this process; [`Error::Device`] with the first undo call that failed, all others having been made;
+    /// [`Error::Failed`] for a panic while closing.
     pub fn finalize(self) -> Result<()> {
         self.finalized.store(true, Ordering::Relaxed);
         let core = &self.shared.core;
@@ -347,11 +350,15 @@ impl Communicator {
             Ok(outcome) => outcome?,
             Err(Lost) => return Err(self.shared.lost()),
         };
-        if !self.shared.process.hub.drain(core.deadline) {
-            let what = "this rank's goodbye to leave the process".to_owned();
-            return Err(Error::Limit { what, waited: core.deadline });
+        let drained = self.shared.process.hub.drain(core.deadline);
+        if let Some(error) = errors.into_iter().next() {
+            return Err(Error::Device(error));
         }
-        errors.into_iter().next().map_or(Ok(()), |error| Err(Error::Device(error)))
+        if drained {
+            return Ok(());
+        }
+        let what = "this rank's goodbye to leave the process".to_owned();
+        Err(Error::Limit { what, waited: core.deadline })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

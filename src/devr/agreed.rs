@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::team::Team;
 use crate::driver::DeviceInfo;
 use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
@@ -105,6 +106,16 @@ impl Agreed {
     /// This rank's identity.
     pub(crate) fn me(&self) -> &Peer {
         &self.world[self.rank.index()]
+    }
+
+    /// The stride as a length of addresses.
+    pub(crate) fn stride_bytes(&self) -> usize {
+        usize::try_from(self.stride).unwrap_or(usize::MAX)
+    }
+
+    /// The members of a team of a rank of this LSA team, as LSA ranks; those outside of it are left out.
+    pub(crate) fn lsa_members(&self, team: Team, rank: Rank) -> Vec<u32> {
+        team.members(rank).filter_map(|member| self.lsa_rank_of(member)).map(LsaRank::get).collect()
     }
 
     /// Number of ranks.

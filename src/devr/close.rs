@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::core::Core;
+use super::core::{Core, Tokens};
 use super::flush::message::MemoryId;
 use super::owned::{Binding, Held, release_all};
 use crate::driver::DeviceError;
@@ -37,7 +37,7 @@ pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
     if let Some(objects) = state.objects.take() {
         errors.extend(objects.close());
     }
-    state.tokens = super::core::Tokens::default();
+    state.tokens = Tokens::default();
     core.sizes.write().clear();
     core.board.undo_failures(&errors);
     core.board.committed(&state);

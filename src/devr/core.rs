@@ -17,21 +17,20 @@ use super::flat::{FlatRange, KeptBuffer};
 use super::flush::made::MulticastRange;
 use super::flush::message::{MemoryId, Token};
 use super::index::WindowIndex;
+use super::mail::{Closing, CommMsg};
 use super::objects::Objects;
 use super::owned::{Binding, Held, release_all};
 use super::replicated::Replicated;
 use super::rounds::Rounds;
 use super::status::Board;
+use super::turns::Turns;
 use super::window::WindowEntry;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
-use crate::coll::turns::Turns;
 use crate::device::Watch;
 use crate::driver::{DeviceError, Driver, Handle};
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
 use crate::ids::CommId;
-
-use super::mail::{Closing, CommMsg};
 
 /// One rank's part in one communicator.
 #[derive(Debug)]
@@ -265,7 +264,9 @@ impl State {
             rank = core.agreed.rank.get(),
             offset,
             span,
-            ?errors, "memory.quarantined");
+            ?errors,
+            "memory.quarantined"
+        );
         self.quarantined.push((offset, span));
         core.board.undo_failures(errors);
         core.board.committed(self);

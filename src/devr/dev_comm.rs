@@ -62,6 +62,11 @@ impl DevCommRequirements {
         self
     }
 
+    /// What the collectives' own device communicator needs: a barrier for each block that may take part.
+    pub(crate) fn of_collectives() -> Self {
+        Self::new().lsa_barriers(16)
+    }
+
     /// Whether the LSA team is to have a multicast object.
     #[must_use]
     pub const fn wants_lsa_multimem(&self) -> bool {

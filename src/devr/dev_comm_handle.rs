@@ -56,14 +56,7 @@ impl DevComm {
         let all: Vec<u32> = (0..agreed.lsa_size).collect();
         let multicast = requirements
             .teams()
-            .map(|(team, multimem)| {
-                let members: Vec<u32> = team
-                    .members(agreed.rank)
-                    .filter_map(|r| agreed.lsa_rank_of(r))
-                    .map(|l| l.get())
-                    .collect();
-                multimem.then(|| base(&members)).flatten()
-            })
+            .map(|(team, multimem)| multimem.then(|| base(&agreed.lsa_members(team, agreed.rank))).flatten())
             .collect();
         let lsa_multimem = requirements.wants_lsa_multimem().then(|| base(&all)).flatten().unwrap_or(0);
         drop(bases);

@@ -13,6 +13,7 @@
 //! | [`index`] | windows by address |
 //! | [`shadow`], [`table`] | device structs, and the table in which kernels look windows up |
 //! | [`team`], [`dev_comm`] | teams; what a device communicator needs, and its plan |
+//! | `turns` | the order of one rank's collectives |
 //! | `window`, `dev_comm_handle` | the handles that users hold |
 
 pub(crate) mod actor;
@@ -35,6 +36,7 @@ pub mod space;
 pub(crate) mod status;
 pub mod table;
 pub mod team;
+pub(crate) mod turns;
 pub(crate) mod window;
 
 #[cfg(test)]

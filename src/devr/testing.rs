@@ -118,7 +118,8 @@ impl State {
     }
 }
 
-impl Driver for TestDriver {
+// SAFETY: addresses are those of an arena that lives as long as the driver.
+unsafe impl Driver for TestDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }

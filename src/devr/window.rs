@@ -255,7 +255,7 @@ impl Window {
         Entry {
             base: self.0.request.address,
             size: self.0.request.size,
-            id: self.0.id(),
+            id: self.0.id,
             value: WindowEntry(Arc::downgrade(&self.0)),
         }
     }
@@ -302,16 +302,12 @@ impl Window {
 
     fn lsa_address(&self, lsa: LsaRank, offset: usize) -> usize {
         let first = usize::try_from(self.0.place.first).unwrap_or(usize::MAX);
-        let stride = usize::try_from(self.0.core.agreed.stride).unwrap_or(usize::MAX);
+        let stride = self.0.core.agreed.stride_bytes();
         first + lsa.index() * stride + offset
     }
 }
 
 impl Inner {
-    fn id(&self) -> u64 {
-        self.id
-    }
-
     fn name(&self) -> String {
         match &self.request.label {
             Some(label) => format!("window `{label}` of communicator `{}`", self.core.agreed.name),
@@ -324,7 +320,7 @@ impl Inner {
         if self.closed.swap(true, Ordering::AcqRel) {
             return false;
         }
-        self.core.index.remove(self.id());
+        self.core.index.remove(self.id);
         tracing::trace!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "window.closed");
         self.core.tell_close(Closing {
             slot: self.place.slot,

@@ -170,7 +170,8 @@ impl fmt::Debug for Faulty {
 }
 
 #[allow(unsafe_code, reason = "the trait's unsafe methods, whose promises are passed on")]
-impl Driver for Faulty {
+// SAFETY: every call that succeeds was made on the inner device, which promises the same.
+unsafe impl Driver for Faulty {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
     }

@@ -261,8 +261,14 @@ pub enum DeviceProblem {
 }
 
 /// One rank's view of one device. See the module's contract.
-#[allow(unsafe_code, reason = "callers promise what they do with addresses")]
-pub trait Driver: fmt::Debug + Send + Sync {
+///
+/// # Safety
+/// The runtime copies to and from addresses on an implementation's word. `reserve` gives ranges of this process that
+/// nothing else uses; `map` and `set_access` of memory that succeed have made the range readable and writable, for host code where
+/// [`DeviceInfo::host_access`] says so, until it is unmapped or freed; `import` that succeeds gives memory of at least
+/// the size asked for, which does not shrink.
+#[allow(unsafe_code, reason = "implementations and callers promise what is done with addresses")]
+pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the device is and can do. Never changes.
     fn info(&self) -> &DeviceInfo;
 

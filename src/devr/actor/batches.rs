@@ -60,7 +60,7 @@ impl CommActor {
         }
     }
 
-    pub(super) fn start(&mut self, cx: &mut Cx<'_, CommMsg>) -> bool {
+    fn start(&mut self, cx: &mut Cx<'_, CommMsg>) -> bool {
         if let Some(rank) = self.core.rounds.gone() {
             // No batch can complete any more: nothing is sent, so nobody gets out of step.
             let error = self.finalized(rank);
@@ -92,7 +92,7 @@ impl CommActor {
         true
     }
 
-    pub(super) fn finish(&mut self, ended: Ended, cx: &mut Cx<'_, CommMsg>) {
+    fn finish(&mut self, ended: Ended, cx: &mut Cx<'_, CommMsg>) {
         if let Ended::Fatal(cause) = ended {
             // It answers the batch too; the operation stays on the board: the failure names it.
             self.fail(cause, Told::Nobody, cx);
@@ -111,7 +111,11 @@ impl CommActor {
         cx.cancel(timer);
         let outcome = match ended {
             Ended::Committed(outputs) => {
-                tracing::debug!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "batch.committed");
+                tracing::debug!(
+                    comm = %self.core.agreed.name,
+                    rank = self.core.agreed.rank.get(),
+                    "batch.committed"
+                );
                 deliver(answers, outputs);
                 if let Some(done) = done {
                     let _ = done.send(Ok(()));
@@ -122,11 +126,16 @@ impl CommActor {
             Ended::Finalized(rank) => self.finalized(rank),
             Ended::Fatal(_) => return,
         };
-        tracing::warn!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), error = %outcome, "batch.rolled_back");
+        tracing::warn!(
+            comm = %self.core.agreed.name,
+            rank = self.core.agreed.rank.get(),
+            error = %outcome,
+            "batch.rolled_back"
+        );
         answer_all(answers, done, &outcome);
     }
 
-    pub(super) fn finalized(&self, rank: Rank) -> Error {
+    fn finalized(&self, rank: Rank) -> Error {
         let peer = self.core.agreed.world[rank.index()].clone();
         Error::Finalized { comm: self.core.agreed.name.clone(), peer }
     }

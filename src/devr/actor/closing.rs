@@ -36,13 +36,14 @@ impl CommActor {
         closing.running = self.core.kernels.running();
     }
 
-    pub(super) fn undo_failed(&self, error: &DeviceError) {
-        tracing::error!(comm = %self.core.agreed.name, %error, "window.undo_failed");
+    fn undo_failed(&self, error: &DeviceError) {
+        let agreed = &self.core.agreed;
+        tracing::error!(comm = %agreed.name, rank = agreed.rank.get(), %error, "window.undo_failed");
         self.core.board.undo_failures(std::slice::from_ref(error));
     }
 
     /// Nothing of this rank can see the window any more.
-    pub(super) fn retire(&mut self, closing: Closing) {
+    fn retire(&mut self, closing: Closing) {
         // Copies that began before the close are short; nothing is unmapped under them.
         drop(self.core.copies.write());
         let mut state = self.core.state();
@@ -125,8 +126,7 @@ impl CommActor {
         let result = if running.is_empty() {
             Ok(close::close(&self.core, self.clean))
         } else {
-            self.core.flat.leak();
-            self.core.board.leaked(&self.core.state());
+            self.leak();
             let what = format!(
                 "{} host kernels of {} to end; its range stays mapped",
                 running.len(),
@@ -135,6 +135,12 @@ impl CommActor {
             Err(Error::Limit { what, waited: self.core.deadline })
         };
         self.end(&result)
+    }
+
+    /// Leaves what is mapped as it is, for ever, and counts it.
+    pub(super) fn leak(&self) {
+        self.core.flat.leak();
+        self.core.board.leaked(&self.core.state());
     }
 
     /// The last thing that this actor does.

@@ -32,7 +32,12 @@ impl CommActor {
             self.core.watch.fail(error.clone());
             return error;
         }
-        tracing::error!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), %error, "comm.failed");
+        tracing::error!(
+            comm = %self.core.agreed.name,
+            rank = self.core.agreed.rank.get(),
+            %error,
+            "comm.failed"
+        );
         if told == Told::Nobody
             && let Some(endpoint) = self.core.endpoint()
         {
@@ -99,7 +104,7 @@ impl CommActor {
         }
     }
 
-    pub(super) fn message(&mut self, incoming: Incoming, cx: &mut Cx<'_, CommMsg>) {
+    fn message(&mut self, incoming: Incoming, cx: &mut Cx<'_, CommMsg>) {
         let from = incoming.from;
         if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
             return;
@@ -135,7 +140,7 @@ impl CommActor {
 
     /// Who waits for other teams' verdicts gives those who wait for the missing rank itself the time to fail first, by
     /// its name: a leader in merge step k a little longer than one in the step before, and members longer than leaders.
-    pub(super) fn grace(&self) -> Option<Time> {
+    fn grace(&self) -> Option<Time> {
         let round = self.core.rounds.waits()?.round;
         let steps = self.core.agreed.teams().next_power_of_two().trailing_zeros();
         let level = match round {
@@ -148,7 +153,7 @@ impl CommActor {
     }
 
     /// A rank that did not answer, and where it waits for this rank meanwhile.
-    pub(super) fn missing(&self, rank: Rank, blocked: &mut Vec<String>) -> Missing {
+    fn missing(&self, rank: Rank, blocked: &mut Vec<String>) -> Missing {
         let peer = self.core.agreed.world[rank.index()].clone();
         let Some(endpoint) = self.core.endpoint() else {
             return Missing { peer, last_seen: "never heard from".to_owned() };
@@ -178,7 +183,7 @@ impl CommActor {
         Missing { peer, last_seen }
     }
 
-    pub(super) fn peers(&self, ranks: &[Rank]) -> Vec<Peer> {
+    fn peers(&self, ranks: &[Rank]) -> Vec<Peer> {
         ranks.iter().map(|rank| self.core.agreed.world[rank.index()].clone()).collect()
     }
 }

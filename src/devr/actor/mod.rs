@@ -122,7 +122,7 @@ impl Actor for CommActor {
         let error = self.fail(FailureCause::Panicked { by, message: message.to_owned() }, Told::Nobody, cx);
         if closing {
             // Half of it is given back; the rest is not touched again.
-            self.core.flat.leak();
+            self.leak();
             return self.end(&Err(error));
         }
         self.close_if_done()

@@ -26,7 +26,7 @@ pub(crate) fn add_devices(
     arrived: &Arrived,
 ) -> Result<(), Reason> {
     let me = core.agreed.lsa_rank().get();
-    let size = usize::try_from(core.agreed.stride).unwrap_or(usize::MAX);
+    let size = core.agreed.stride_bytes();
     for team in decision.new_teams.iter().filter(|team| team.contains(&me)) {
         if !made.peek().objects.contains_key(team) {
             let came = arrived.objects.get(team);
@@ -48,7 +48,7 @@ pub(crate) fn add_devices(
 /// Maps the new objects, binds all memories to them, and the new memories to all objects of this rank's teams.
 pub(crate) fn bind(core: &Core, made: &mut Made, decision: &Decision) -> Result<(), Reason> {
     let me = core.agreed.lsa_rank().get();
-    let size = usize::try_from(core.agreed.stride).unwrap_or(usize::MAX);
+    let size = core.agreed.stride_bytes();
     let mut objects: Vec<(Vec<u32>, Arc<Held>)> = core
         .state()
         .multicast

@@ -11,10 +11,12 @@ use crate::device::peer::View;
 use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
+use crate::devr::index::Entry;
 use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
-use crate::devr::window::{Place, Window};
+use crate::devr::window::{Place, Window, WindowEntry};
+use crate::driver::DeviceError;
 use crate::error::{Misuse, Reason};
 
 /// What a task becomes.
@@ -97,7 +99,7 @@ pub(crate) fn commit(
 }
 
 impl Output {
-    fn entry(&self) -> Option<crate::devr::index::Entry<crate::devr::window::WindowEntry>> {
+    fn entry(&self) -> Option<Entry<WindowEntry>> {
         match self {
             Self::Window(window) => Some(window.entry()),
             Self::DevComm(_) => None,
@@ -106,12 +108,7 @@ impl Output {
 }
 
 /// The new memories and multicast objects become the rank's.
-fn take_over(
-    core: &Core,
-    state: &mut State,
-    decision: &Decision,
-    parts: Parts,
-) -> Vec<crate::driver::DeviceError> {
+fn take_over(core: &Core, state: &mut State, decision: &Decision, parts: Parts) -> Vec<DeviceError> {
     let me = core.agreed.lsa_rank().index();
     let mut mapped: HashMap<_, _> =
         parts.mapped.into_iter().map(|memory| (memory.id, memory.mapped)).collect();

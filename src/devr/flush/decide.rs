@@ -291,10 +291,7 @@ pub(crate) fn wanted_teams(agreed: &Agreed, lsa: u32, print: &Fingerprint) -> Ve
     let Fingerprint::DevComm { requirements } = print else { return Vec::new() };
     let rank = agreed.world_rank(LsaRank::new(lsa));
     let whole = requirements.wants_lsa_multimem().then(|| ((0..agreed.lsa_size).collect(), true));
-    let teams = requirements.teams().map(|(team, multimem)| {
-        let members = team.members(rank).filter_map(|member| agreed.lsa_rank_of(member));
-        (members.map(LsaRank::get).collect(), multimem)
-    });
+    let teams = requirements.teams().map(|(team, multimem)| (agreed.lsa_members(team, rank), multimem));
     whole.into_iter().chain(teams).collect()
 }
 

@@ -77,8 +77,7 @@ pub(crate) async fn flush(core: Arc<Core>, work: Work) -> Ended {
     let seq = core.rounds.seq();
     let group = work.group.clone();
     let mut flush = Flush { core: Arc::clone(&core), seq, made: Made::new(&core) };
-    let result = flush.run(work).await;
-    let undo = match result {
+    let (cause, undo) = match flush.run(work).await {
         Ok(outputs) => return Ended::Committed(outputs),
         Err(Stop::Fatal(cause)) => return Ended::Fatal(cause),
         Err(Stop::Finalized(rank)) => {
@@ -87,7 +86,6 @@ pub(crate) async fn flush(core: Arc<Core>, work: Work) -> Ended {
         }
         Err(Stop::Cause(cause)) => (cause, flush.made.undo()),
     };
-    let (cause, undo) = undo;
     let comm = core.agreed.name.clone();
     Ended::RolledBack(Arc::new(RolledBack { comm, seq, group, cause, undo }))
 }
@@ -258,7 +256,6 @@ impl Flush {
         if offers.len() == me {
             offers.push(prepared.offer.clone());
         }
-        // From here on this rank's offer is with everyone: what it retires now waits for the end of the batch.
         Ok((offers, arrived))
     }
 
@@ -271,7 +268,9 @@ impl Flush {
             comm = %self.core.agreed.name,
             rank = self.core.agreed.rank.get(),
             seq = self.seq,
-            round = message::round_name(round), "round.sent");
+            round = message::round_name(round),
+            "round.sent"
+        );
     }
 
     async fn gather(&self, round: u8, from: Vec<Rank>) -> Result<Vec<Incoming>, Stop> {
@@ -280,7 +279,9 @@ impl Flush {
             comm = %self.core.agreed.name,
             rank = self.core.agreed.rank.get(),
             seq = self.seq,
-            round = message::round_name(round), "round.complete");
+            round = message::round_name(round),
+            "round.complete"
+        );
         Ok(incoming)
     }
 
@@ -318,7 +319,9 @@ impl Flush {
             comm = %self.core.agreed.name,
             rank = self.core.agreed.rank.get(),
             seq = self.seq,
-            phase = %phase, "batch.phase");
+            phase = %phase,
+            "batch.phase"
+        );
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) struct Prepared {
 /// Prepares a batch. Takes in what was retired and quarantined since the last offer.
 pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepared {
     let mut state = core.state();
+    // From here on what this rank retires waits for the end of the batch.
     state.offered = true;
     let retired = std::mem::take(&mut state.retired);
     let quarantined = std::mem::take(&mut state.quarantined);
@@ -55,7 +56,7 @@ pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepare
     );
     let collectives = wants_collectives && core.collectives.lock().is_none();
     if collectives {
-        draft.task(&Request::DevComm(crate::coll::requirements()));
+        draft.task(&Request::DevComm(DevCommRequirements::of_collectives()));
     }
     draft.multicast_objects();
     let Draft { tasks, allocations, refused, plans, own, exports, multicast, .. } = draft;
@@ -316,7 +317,7 @@ impl<'a> Draft<'a> {
     }
 
     fn multicast_object(&mut self, team: &[u32]) -> Result<(), DeviceError> {
-        let stride = usize::try_from(self.core.agreed.stride).unwrap_or(usize::MAX);
+        let stride = self.core.agreed.stride_bytes();
         let driver = Arc::clone(self.driver());
         let object = Arc::new(Held::new(&driver, driver.multicast_create(stride, team.len())?));
         let exported = if self.foreign { Some(attachment(driver.export(object.handle())?)) } else { None };

@@ -183,7 +183,9 @@ fn foreign(call: Call, address: usize) -> DeviceError {
 }
 
 #[allow(unsafe_code, reason = "the trait's unsafe methods, whose promises are passed on")]
-impl Driver for HostDriver {
+// SAFETY: ranges come from mmap without a fixed address; mappings are made by mmap and mprotect in ranges that the
+// registry knows; imports are sealed against shrinking and measured.
+unsafe impl Driver for HostDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }

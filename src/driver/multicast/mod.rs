@@ -74,7 +74,8 @@ impl MulticastDriver {
 }
 
 #[allow(unsafe_code, reason = "the trait's unsafe methods, whose promises are passed on")]
-impl Driver for MulticastDriver {
+// SAFETY: memory goes through to the inner device, which promises the same; multicast objects give no access.
+unsafe impl Driver for MulticastDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }

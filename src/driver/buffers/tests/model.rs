@@ -210,7 +210,8 @@ pub(super) struct Closed {
     pub(super) info: DeviceInfo,
 }
 
-impl Driver for Closed {
+// SAFETY: passed on to the host device, but that nothing of it is said to be accessible.
+unsafe impl Driver for Closed {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
