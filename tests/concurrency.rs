@@ -220,13 +220,7 @@ fn kernels_find_windows_beside_registrations_and_closes_of_others() {
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 1 << 16);
         let keep = windows(&ranks, &buffers);
-        let devs: Vec<_> = {
-            let group = Group::start();
-            let pending: Vec<_> =
-                ranks.iter().map(|c| group.create_dev_comm(c, DevCommRequirements::new())).collect();
-            group.end().unwrap();
-            pending.into_iter().map(|dev| dev.wait().unwrap()).collect()
-        };
+        let devs = dev_comms(&ranks, &DevCommRequirements::new());
         buffers[1].write(8192, &[5]).unwrap();
         let stop = std::sync::Arc::new(AtomicBool::new(false));
         let base = buffers[0].address() as u64;
@@ -289,11 +283,7 @@ fn a8_copies_and_kernels_beside_closes_and_finalize_are_typed_errors_at_worst() 
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 1 << 16);
         let windows = windows(&ranks, &buffers);
-        let group = Group::start();
-        let devs: Vec<_> =
-            ranks.iter().map(|c| group.create_dev_comm(c, DevCommRequirements::new())).collect();
-        group.end().unwrap();
-        let devs: Vec<_> = devs.into_iter().map(|dev| dev.wait().unwrap()).collect();
+        let devs = dev_comms(&ranks, &DevCommRequirements::new());
         let ready = Barrier::new(ranks.len() * 2 + 1);
         thread::scope(|scope| {
             for (window, dev) in windows.iter().zip(&devs) {

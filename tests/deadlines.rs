@@ -239,13 +239,7 @@ fn a7_abort_wakes_every_wait_on_every_rank_and_is_idempotent() {
     for layout in LAYOUTS {
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 4096);
-        let group = Group::start();
-        let devs: Vec<_> = ranks
-            .iter()
-            .map(|comm| group.create_dev_comm(comm, DevCommRequirements::new().lsa_barriers(1)))
-            .collect();
-        group.end().unwrap();
-        let devs: Vec<_> = devs.into_iter().map(|dev| dev.wait().unwrap()).collect();
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(1));
         // Waits of three kinds, which rank 3 lets nobody out of: for batches, in kernels' barriers, for pendings.
         let kernels: Vec<_> =
             devs[..3].iter().map(|dev| dev.launch(1, |kernel| kernel.barrier(0)?.sync()).unwrap()).collect();
@@ -300,13 +294,7 @@ fn a7_abort_wakes_every_wait_on_every_rank_and_is_idempotent() {
 fn a7_a_barrier_that_a_rank_does_not_come_to_fails_all_and_names_it() {
     for layout in LAYOUTS {
         let (ranks, hosts) = watched_world(layout, config().deadline(Duration::from_millis(1200)));
-        let group = Group::start();
-        let devs: Vec<_> = ranks
-            .iter()
-            .map(|comm| group.create_dev_comm(comm, DevCommRequirements::new().lsa_barriers(2)))
-            .collect();
-        group.end().unwrap();
-        let devs: Vec<_> = devs.into_iter().map(|dev| dev.wait().unwrap()).collect();
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         let kernels: Vec<_> =
             devs[..2].iter().map(|dev| dev.launch(1, |kernel| kernel.barrier(1)?.sync()).unwrap()).collect();
         let absent = [2, 3].map(|rank| ranks[0].peers()[rank].clone());

@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 
 use common::*;
 use symwin::error::Misuse;
-use symwin::{DevCommRequirements, Error, Group};
+use symwin::{DevCommRequirements, Error};
 
 #[test]
 fn a_communicator_dropped_under_a_running_kernel_closes_when_the_kernel_has_ended() {
@@ -15,13 +15,7 @@ fn a_communicator_dropped_under_a_running_kernel_closes_when_the_kernel_has_ende
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let group = Group::start();
-        let pending: Vec<_> = ranks
-            .iter()
-            .map(|comm| group.create_dev_comm(comm, DevCommRequirements::new().lsa_barriers(1)))
-            .collect();
-        group.end().unwrap();
-        let dev = pending.into_iter().map(|dev| dev.wait().unwrap()).next().unwrap();
+        let dev = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(1)).swap_remove(0);
         let (release, released) = sync_channel::<()>(1);
         let (began, begun) = sync_channel::<()>(1);
         let released = parking(released);

@@ -25,17 +25,6 @@ fn is_closed(error: &Error) -> bool {
     matches!(error, Error::Misuse(Misuse::Closed { .. }))
 }
 
-/// A device communicator with two barriers on every rank.
-fn dev_comms(ranks: &[Communicator]) -> Vec<DevComm> {
-    let group = Group::start();
-    let pending: Vec<_> = ranks
-        .iter()
-        .map(|comm| group.create_dev_comm(comm, DevCommRequirements::new().lsa_barriers(2)))
-        .collect();
-    group.end().unwrap();
-    pending.into_iter().map(|dev| dev.wait().unwrap()).collect()
-}
-
 #[test]
 fn finalize_runs_what_is_queued_first() {
     for layout in LAYOUTS {
@@ -102,7 +91,7 @@ fn what_is_open_stays_usable_after_a_peer_has_finalized() {
         let mut ranks = world(layout);
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         ranks.remove(3).finalize().unwrap();
         buffers[3].write(0, b"gone").unwrap();
         for (comm, (window, dev)) in ranks.iter().zip(windows.iter().zip(&devs)) {
@@ -158,7 +147,7 @@ fn every_rank_dropped_at_once_gives_everything_back() {
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         drop(ranks);
         drop((windows, devs, buffers));
         assert_empty(&hosts);
@@ -170,7 +159,7 @@ fn stale_handles_are_typed_errors() {
     let (ranks, hosts) = watched_world(&[2], config());
     let buffers = buffers(&ranks, 4096);
     let windows = windows(&ranks, &buffers);
-    let devs = dev_comms(&ranks);
+    let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
     let team = ranks[0].lsa_team().unwrap();
     let copy = windows[0].clone();
     let ptr = buffers[0].as_ptr();
@@ -228,7 +217,7 @@ fn finalize_waits_for_kernels_whose_memory_stays_mapped() {
         let (mut ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         let address = windows[0].device_address();
         let (started, start) = channel();
         let (go, going) = channel::<()>();
@@ -271,7 +260,7 @@ fn finalize_gives_up_on_a_kernel_that_does_not_end_and_leaves_its_range_mapped()
         let (mut ranks, hosts) = watched_world(layout, config().deadline(Duration::from_millis(300)));
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         let address = windows[0].device_address();
         let (go, going) = channel::<()>();
         let going = std::sync::Mutex::new(going);
@@ -298,7 +287,7 @@ fn finalize_gives_up_on_a_kernel_that_does_not_end_and_leaves_its_range_mapped()
 #[test]
 fn a_peers_abort_wakes_the_barrier_of_a_kernel_that_finalize_waits_for() {
     let (mut ranks, hosts) = watched_world(&[1, 1], config());
-    let devs = dev_comms(&ranks);
+    let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
     let kernel = devs[0].launch(1, |kernel| kernel.barrier(0)?.sync()).unwrap();
     let first = ranks.remove(0);
     thread::scope(|scope| {
@@ -324,7 +313,7 @@ fn a_window_closed_while_a_kernel_runs_stays_until_it_ends_and_its_slots_are_not
         let (ranks, hosts) = watched_world(layout, config());
         let (first, second) = (buffers(&ranks, 4096), buffers(&ranks, 1 << 20));
         let windows = windows(&ranks, &first);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         first[3].write(0, &[9]).unwrap();
         let address = windows[0].device_address();
         let (started, start) = channel();
@@ -367,7 +356,7 @@ fn a_window_closed_while_a_kernel_runs_stays_until_it_ends_and_its_slots_are_not
 fn a_panic_in_a_kernel_is_its_callers_error_and_nobody_elses() {
     let (ranks, hosts) = watched_world(&[1, 1], config());
     let buffers = buffers(&ranks, 4096);
-    let devs = dev_comms(&ranks);
+    let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
     let error = devs[0]
         .launch(3, |kernel| if kernel.block() == 1 { panic!("an index of {}", 7) } else { Ok(()) })
         .unwrap()
@@ -390,7 +379,7 @@ fn dropping_the_last_handles_gives_everything_back_but_what_the_communicator_nee
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         let (copies, dev_copies) = (windows.clone(), devs.clone());
         drop((windows, devs));
         assert!(copies.iter().all(Window::is_open), "there are other handles");
@@ -481,7 +470,7 @@ fn finalize_after_a_failure_is_clean() {
         let (ranks, hosts) = watched_world(layout, config());
         let buffers = buffers(&ranks, 4096);
         let windows = windows(&ranks, &buffers);
-        let devs = dev_comms(&ranks);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_barriers(2));
         let group = Group::start();
         let pending: Vec<_> =
             ranks[..3].iter().zip(&buffers).map(|(c, b)| group.register(c, b, NONE)).collect();

@@ -7,7 +7,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::*;
@@ -199,4 +199,32 @@ fn a_stuck_batch_is_polled_as_often_however_many_messages_come() {
     drop(buffer);
     finalize(world.ranks);
     assert_empty(&world.hosts);
+}
+
+/// What a failed map has queued may still write to what the roll-back unmaps.
+#[test]
+fn p_7_a_map_that_fails_waits_for_its_stream_before_anything_is_unmapped() {
+    const LATE: u64 = 3;
+    for layout in [&[2][..], &[1, 1]] {
+        let world = faulty_world(layout, config().workers(1));
+        usable(&world.ranks);
+        let buffers: Vec<_> = world.ranks.iter().map(|comm| comm.alloc_own(8192).unwrap()).collect();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let calls = Arc::clone(&log);
+        world.faults[1].on_call(Box::new(move |call, _| calls.lock().unwrap().push(call)));
+        world.faults[1].late(LATE);
+        world.faults[1].fail(Call::Copy, 1);
+        for outcome in register_all(&world.ranks, &buffers) {
+            rolled_back(outcome);
+        }
+        let log = log.lock().unwrap().clone();
+        let failed = log.iter().position(|call| *call == Call::Copy).expect("the struct is copied");
+        let unmapped = log.iter().position(|call| *call == Call::Unmap).expect("the roll-back unmaps");
+        let asked = log[failed..unmapped].iter().filter(|call| **call == Call::Done).count() as u64;
+        assert_eq!(asked, LATE + 1, "{layout:?}: {log:?}");
+        usable(&world.ranks);
+        drop(buffers);
+        finalize(world.ranks);
+        assert_empty(&world.hosts);
+    }
 }

@@ -144,3 +144,30 @@ impl Drop for Call {
 fn misuse(what: String) -> Error {
     Misuse::Other { what }.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comm::Config;
+
+    #[test]
+    fn a_collective_whose_turn_never_comes_ends_the_communicator_and_is_not_skipped() {
+        let config = Config::new().stride(1 << 32).workers(1).deadline(Duration::from_secs(2));
+        let comm = Communicator::in_process_with(1, &config).unwrap().remove(0);
+        let buffer = comm.alloc(4096).unwrap();
+        let window = comm.register(&buffer, WindowFlags::COLL_SYMMETRIC).unwrap();
+        // An earlier collective that does not end.
+        let earlier = comm.shared().core.collective.take();
+        let failed = |result: Result<()>| match result {
+            Err(Error::Failed(failure)) => matches!(failure.cause, FailureCause::Deadline { .. }),
+            other => panic!("a failure was expected, not {other:?}"),
+        };
+        assert!(failed(comm.all_reduce(&window.whole(), &window.whole(), DType::F32, ReduceOp::Sum)));
+        comm.shared().core.collective.end(earlier);
+        assert!(failed(comm.all_reduce(&window.whole(), &window.whole(), DType::F32, ReduceOp::Sum)));
+        assert!(failed(comm.register(&buffer, WindowFlags::empty()).map(drop)));
+        comm.finalize().unwrap();
+    }
+}

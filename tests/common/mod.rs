@@ -16,7 +16,8 @@ use symwin::driver::faulty::Faulty;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::error::RolledBack;
 use symwin::{
-    Buffer, Communicator, Config, DevCommRequirements, Error, Group, Pending, Rank, Window, WindowFlags,
+    Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Window,
+    WindowFlags,
 };
 
 /// How the ranks of a world are spread over processes: all in one, one each, and mixed.
@@ -182,13 +183,31 @@ impl FaultyWorld {
 
 /// A batch that makes nothing: after it every window that was closed before it is retired on all ranks.
 pub fn sync(ranks: &[Communicator]) {
+    drop(dev_comms(ranks, &DevCommRequirements::new()));
+}
+
+/// What every rank asks of one group that this thread submits, and what becomes of it on each.
+pub fn ask<T: Send + 'static>(
+    ranks: &[Communicator],
+    request: impl Fn(&Group, &Communicator) -> Pending<T>,
+) -> Vec<Result<T, Error>> {
     let group = Group::start();
-    let pending: Vec<_> =
-        ranks.iter().map(|comm| group.create_dev_comm(comm, DevCommRequirements::new())).collect();
-    group.end().unwrap();
-    for dev_comm in pending {
-        dev_comm.wait().unwrap();
-    }
+    let pending: Vec<_> = ranks.iter().map(|comm| request(&group, comm)).collect();
+    drop(group.submit());
+    pending.into_iter().map(Pending::wait).collect()
+}
+
+/// A device communicator on every rank.
+pub fn try_dev_comms(
+    ranks: &[Communicator],
+    requirements: &DevCommRequirements,
+) -> Vec<Result<DevComm, Error>> {
+    ask(ranks, |group, comm| group.create_dev_comm(comm, requirements.clone()))
+}
+
+/// The same where all must succeed.
+pub fn dev_comms(ranks: &[Communicator], requirements: &DevCommRequirements) -> Vec<DevComm> {
+    try_dev_comms(ranks, requirements).into_iter().map(Result::unwrap).collect()
 }
 
 /// After a batch all ranks have the same agreed state (P-1).

@@ -10,7 +10,7 @@ use symwin::driver::faulty::Faulty;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
 use symwin::error::Cause;
-use symwin::{Communicator, Config, DevComm, DevCommRequirements, Group, Pending, Rank, Result, Window};
+use symwin::{Communicator, Config, DevComm, Rank, Result, Window};
 
 use crate::common::{config, rolled_back};
 
@@ -22,27 +22,6 @@ pub fn layouts(n: u32) -> [Vec<u32>; 3] {
 /// A world in LSA teams of `lsa` ranks.
 pub fn team_world(layout: &[u32], lsa: u32) -> Vec<Communicator> {
     Communicator::in_processes_with(layout, &config().lsa_team_size(lsa)).unwrap()
-}
-
-/// What every rank asks of one group that this thread submits, and what becomes of it on each.
-pub fn ask<T: Send + 'static>(
-    ranks: &[Communicator],
-    request: impl Fn(&Group, &Communicator) -> Pending<T>,
-) -> Vec<Result<T>> {
-    let group = Group::start();
-    let pending: Vec<_> = ranks.iter().map(|comm| request(&group, comm)).collect();
-    drop(group.submit());
-    pending.into_iter().map(Pending::wait).collect()
-}
-
-/// A device communicator on every rank.
-pub fn try_dev_comms(ranks: &[Communicator], requirements: &DevCommRequirements) -> Vec<Result<DevComm>> {
-    ask(ranks, |group, comm| group.create_dev_comm(comm, requirements.clone()))
-}
-
-/// The same where all must succeed.
-pub fn dev_comms(ranks: &[Communicator], requirements: &DevCommRequirements) -> Vec<DevComm> {
-    try_dev_comms(ranks, requirements).into_iter().map(Result::unwrap).collect()
 }
 
 /// Runs a kernel on all ranks at once; results by rank, then block.
