@@ -69,9 +69,15 @@ fn at(name: &str) -> At {
     }
 }
 
-/// Three processes of `ranks` ranks each; the second dies in `phase`.
+/// Three processes of `ranks` ranks each, all of them one LSA team; the second dies in `phase`.
 fn dies_in(phase: &str, ranks: u32) {
-    let mut running = Job::new("kill").of(3, ranks).env("SYMWIN_TEST_PHASE", phase).start();
+    dies_in_teams_of(3 * ranks, phase, ranks);
+}
+
+/// The same with LSA teams of `team` ranks.
+fn dies_in_teams_of(team: u32, phase: &str, ranks: u32) {
+    let job = Job::new("kill").of(3, ranks).env("SYMWIN_TEST_PHASE", phase);
+    let mut running = job.env("SYMWIN_TEST_TEAM", team.to_string()).start();
     let [first, victim, helper] = &mut running.children[..] else { panic!("three processes") };
     for process in [&*first, &*victim, &*helper] {
         process.expect("ready");
@@ -157,6 +163,16 @@ fn a_process_of_several_ranks_is_named_with_all_of_them() {
     }
 }
 
+/// Each process is a team, so that teams wait for each other in the merge of their verdicts ("vote").
+#[test]
+fn a_process_of_another_lsa_team_is_named_by_all_teams() {
+    for ranks in [1, 2] {
+        for phase in ["prepare", "map", "vote", "commit", "idle"] {
+            dies_in_teams_of(ranks, phase, ranks);
+        }
+    }
+}
+
 #[test]
 #[ignore = "started by the other tests of this file"]
 fn child() {
@@ -182,7 +198,9 @@ impl Life {
         let here: u32 = order("SYMWIN_RANKS_PER_PROCESS").parse().unwrap();
         let faults: Vec<_> = (0..here).map(|_| Faulty::new(host.clone() as Arc<dyn Driver>)).collect();
         let devices = faults.clone();
+        let team = order("SYMWIN_TEST_TEAM").parse().unwrap();
         let config = config()
+            .lsa_team_size(team)
             .deadline(Duration::from_secs(60))
             .devices(move |rank: Rank| Ok(devices[rank.index() % devices.len()].clone() as Arc<dyn Driver>));
         let ranks = Communicator::ranks_from_env_with(&config).unwrap();
@@ -237,11 +255,11 @@ impl Life {
         }));
     }
 
-    /// Writes to every rank's memory and reads it back, the dead ranks' included, in every open window.
+    /// Writes to the memory of every rank of the team and reads it back, the dead ranks' included, in every open window.
     fn touch_all(&self) {
         for (windows, _) in &self.open {
             for (comm, window) in self.ranks.iter().zip(windows) {
-                for peer in comm.peers() {
+                for peer in comm.peers().iter().filter(|peer| window.size_of(peer.rank).is_ok()) {
                     let at = PAGE + 8 * comm.rank().index();
                     window.write(peer.rank, at, &[7; 8]).unwrap();
                     let mut seen = [0; 8];
@@ -324,7 +342,10 @@ fn in_a_batch(life: &mut Life, at: At, kept: Vec<Buffer>) -> Vec<Error> {
                 .collect();
             let _submitted = group.submit();
             let first = HELPER * life.ranks.len();
-            for comm in &life.ranks {
+            // With teams, members wait for their leader, and only it for other processes.
+            let waiting =
+                if life.ranks[0].lsa_size() < life.ranks[0].world_size() { 1 } else { life.ranks.len() };
+            for comm in &life.ranks[..waiting] {
                 until("the victim to wait for the helper alone", || match comm.status().activity {
                     Activity::Running { phase: now, waits_for, .. } => {
                         now == phase && waits_for.iter().any(|peer| peer.rank.index() == first)
