@@ -147,58 +147,62 @@ fn lookups_beside_registrations_and_closes_see_the_innermost_open_window_and_nev
     let outer = comm.register(&buffer, NONE).unwrap();
     let at = |offset: usize| std::ptr::without_provenance::<u8>(buffer.address() + offset);
     let stop = AtomicBool::new(false);
-    // Readers that have not yet found both an inner window and the outermost one.
-    let looking = AtomicU64::new(2);
+    // By reader: lookups that found an inner window, and the outermost one.
+    let found: [[AtomicU64; 2]; 2] = Default::default();
     let ready = Barrier::new(4);
     thread::scope(|scope| {
-        for reader in 0..2 {
-            let (stop, looking, ready, outer) = (&stop, &looking, &ready, &outer);
+        for (reader, [inner, outermost]) in found.iter().enumerate() {
+            let (stop, ready, outer) = (&stop, &ready, &outer);
             scope.spawn(move || {
                 ready.wait();
-                let (mut inner, mut outermost) = (0u64, 0u64);
-                let mut both = false;
                 while !stop.load(Ordering::Relaxed) {
                     // In the part where windows come and go.
                     let found =
                         comm.find_window(at(12_288 + reader), 16).expect("the outer one is open throughout");
                     match found.size() {
-                        8192 | 4096 => inner += 1,
+                        8192 | 4096 => inner.fetch_add(1, Ordering::Relaxed),
                         size => {
                             assert_eq!(size, outer.size());
-                            outermost += 1;
+                            outermost.fetch_add(1, Ordering::Relaxed)
                         }
-                    }
-                    if inner > 0 && outermost > 0 && !std::mem::replace(&mut both, true) {
-                        looking.fetch_sub(1, Ordering::Release);
-                    }
+                    };
                     // Across the end of every inner one.
                     let whole = comm.find_window(at(16_383), 2).expect("the outer one is open throughout");
                     assert_eq!(whole.size(), outer.size(), "the whole range counts");
                     // Before every inner one.
                     assert_eq!(comm.find_window(at(0), 1).unwrap().size(), outer.size());
                 }
-                assert!(
-                    inner > 0 && outermost > 0,
-                    "{inner} lookups found an inner one, {outermost} the outer one"
-                );
             });
         }
+        // Waits until every reader has found one of a kind that it had not found before: however few cores there
+        // are, no reader misses all windows of that kind.
+        let all_find = |what: &str, kind: usize| {
+            let before = found.each_ref().map(|of_reader| of_reader[kind].load(Ordering::Relaxed));
+            until(&format!("every reader to find the {what}"), || {
+                (0..2).all(|reader| found[reader][kind].load(Ordering::Relaxed) > before[reader])
+            });
+        };
         // Handles that are dropped here, or by a lookup that found them last.
         let writer = {
-            let (ready, buffer, looking) = (&ready, &buffer, &looking);
+            let (ready, buffer) = (&ready, &buffer);
             scope.spawn(move || {
                 ready.wait();
-                // As many more as the readers need, within bounds.
-                let enough = |i| i >= 400 && (i >= 20_000 || looking.load(Ordering::Acquire) == 0);
-                for i in (0..).take_while(|&i| !enough(i)) {
+                for i in 0..400 {
                     let range = if i % 2 == 0 { 8192..16_384 } else { 12_288..16_384 };
                     let window = comm.register(buffer.slice(range).unwrap(), NONE).unwrap();
+                    if i % 100 == 0 {
+                        all_find("inner window", 0);
+                    }
                     if i % 3 == 0 {
                         window.close().unwrap();
                         // A reader may hold the window before this one open still.
                         let found =
                             comm.find_window(at(12_300), 1).expect("the outer one is open throughout");
                         assert_ne!(found.device_address(), window.device_address(), "closed is gone");
+                    }
+                    if i % 100 == 0 {
+                        drop(window);
+                        all_find("outermost window", 1);
                     }
                 }
             })
