@@ -10,18 +10,18 @@
 //! follows `outer` until one holds the whole range, so windows that are too small are never tried twice and a
 //! lookup among disjoint windows is one binary search a run.
 //!
-//! Removal empties the window's cell, which all snapshots share: from then on no lookup finds it, and its value is
-//! dropped at once. The empty cells themselves go when they outnumber a fraction of the living, so that a
-//! removal costs amortised constant time.
+//! Removal marks the window's node, which all snapshots share: from then on no lookup finds it. The marked nodes
+//! themselves go when they outnumber a fraction of the living, so that a removal costs amortised constant time.
+//! So a value may outlive its removal: give the index weak references, and give it no value whose drop calls it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
 use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 /// One window, as the index knows it.
@@ -67,9 +67,7 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
     /// bug: it panics in debug builds and is left out in others.
     pub fn publish(&self, batch: Vec<Entry<T>>) {
         let mut writer = self.writer.lock();
-        let (admitted, refused): (Vec<_>, Vec<_>) =
-            batch.into_iter().map(|entry| writer.admit(entry)).partition(Result::is_ok);
-        let mut nodes: Vec<_> = admitted.into_iter().flatten().collect();
+        let mut nodes: Vec<_> = batch.into_iter().filter_map(|entry| writer.admit(entry)).collect();
         nodes.sort_by_key(|node| node.rank());
         let mut runs = Vec::clone(&self.published.load());
         while runs.last().is_some_and(|run| run.nodes.len() < nodes.len().saturating_mul(MERGE_RATIO)) {
@@ -83,9 +81,6 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
         }
         self.living.store(writer.nodes.len(), Ordering::Release);
         self.published.store(Arc::new(runs));
-        drop(writer);
-        // Last, as in `remove`.
-        drop(refused);
     }
 
     /// Removes the window with this id at once. Says whether there was one.
@@ -94,7 +89,7 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
         let Some(node) = writer.nodes.remove(&id) else {
             return false;
         };
-        let value = node.value.swap(None);
+        node.alive.store(false, Ordering::Release);
         writer.dead += 1;
         self.living.store(writer.nodes.len(), Ordering::Release);
         if writer.dead > writer.nodes.len() / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
@@ -104,9 +99,6 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
             self.published.store(Arc::new(run.into_iter().collect()));
             writer.dead = 0;
         }
-        drop(writer);
-        // Last, as the value may hold a window whose own drop comes back here.
-        drop(value);
         true
     }
 
@@ -161,7 +153,7 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
         let mut nodes: Vec<_> = runs.iter().flat_map(|run| run.nodes.iter().cloned()).collect();
         nodes.sort_by_key(|node| node.rank());
         nodes.into_iter().filter_map(|node| {
-            let value = T::clone(&*node.value.load_full()?);
+            let value = node.alive().then(|| T::clone(&node.value))?;
             Some(Entry { base: node.base, size: node.last - node.base + 1, id: node.id, value })
         })
     }
@@ -186,34 +178,28 @@ impl<T> fmt::Debug for WindowIndex<T> {
 const MERGE_RATIO: usize = 4;
 /// All is rebuilt when more than the living divided by this ...
 const DEAD_PER_LIVING: usize = 4;
-/// ... plus this many cells are empty.
+/// ... plus this many nodes are dead.
 const DEAD_ALWAYS_KEPT: usize = 32;
 
 /// What only writers see.
 struct Writer<T> {
     /// The living windows by id.
     nodes: HashMap<u64, Arc<Node<T>>>,
-    /// How many empty cells the published runs hold.
+    /// How many dead nodes the published runs hold.
     dead: usize,
 }
 
 impl<T> Writer<T> {
-    fn admit(&mut self, entry: Entry<T>) -> Result<Arc<Node<T>>, Entry<T>> {
+    fn admit(&mut self, entry: Entry<T>) -> Option<Arc<Node<T>>> {
         let last = entry.size.checked_sub(1).and_then(|size| entry.base.checked_add(size));
         let fresh = !self.nodes.contains_key(&entry.id);
         debug_assert!(last.is_some(), "window {} has no bytes, or too many", entry.id);
         debug_assert!(fresh, "window {} is in the index", entry.id);
-        let Some(last) = last.filter(|_| fresh) else {
-            return Err(entry);
-        };
-        let node = Arc::new(Node {
-            base: entry.base,
-            last,
-            id: entry.id,
-            value: ArcSwapOption::from_pointee(entry.value),
-        });
-        self.nodes.insert(entry.id, Arc::clone(&node));
-        Ok(node)
+        let last = last.filter(|_| fresh)?;
+        let Entry { base, id, value, .. } = entry;
+        let node = Arc::new(Node { base, last, id, alive: AtomicBool::new(true), value });
+        self.nodes.insert(id, Arc::clone(&node));
+        Some(node)
     }
 }
 
@@ -228,8 +214,9 @@ struct Node<T> {
     /// The address of its last byte. Not of the one behind it: that may not exist.
     last: usize,
     id: u64,
-    /// Empty once it was removed.
-    value: ArcSwapOption<T>,
+    /// False once it was removed, for good.
+    alive: AtomicBool,
+    value: T,
 }
 
 impl<T> Node<T> {
@@ -237,12 +224,12 @@ impl<T> Node<T> {
         (self.base, Reverse(self.last))
     }
 
-    fn is_alive(&self) -> bool {
-        self.value.load().is_some()
+    fn alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
     }
 }
 
-/// Windows sorted by rank, never changed but for their cells.
+/// Windows sorted by rank, never changed but for their marks.
 struct Run<T> {
     /// `bases[i]` is the base of `nodes[i]`; apart, so that the binary search stays within few cache lines.
     bases: Box<[usize]>,
@@ -274,7 +261,7 @@ struct Search<U> {
     last: usize,
     /// The innermost of the visited runs.
     innermost: Option<(InnerRank, U)>,
-    /// Whether an empty cell was among the candidates.
+    /// Whether a dead node was among the candidates.
     met_removed: bool,
 }
 
@@ -287,10 +274,11 @@ impl<U> Search<U> {
                 next = (run.outer[i] != NONE).then_some(run.outer[i] as usize);
                 continue;
             }
-            let rank = run.nodes[i].rank();
+            let node = &run.nodes[i];
+            let rank = node.rank();
             if self.innermost.as_ref().is_some_and(|(inner, _)| *inner > rank) {
                 return;
-            } else if let Some(found) = run.nodes[i].value.load_full().and_then(|value| open(&value)) {
+            } else if let Some(found) = node.alive().then(|| open(&node.value)).flatten() {
                 self.innermost = Some((rank, found));
                 return;
             } else {
@@ -326,7 +314,7 @@ fn merge<T>(run: &[Arc<Node<T>>], fresh: Vec<Arc<Node<T>>>) -> Vec<Arc<Node<T>>>
         };
         if from_left { left.next() } else { right.next() }
     });
-    merged.extend(next.filter(|node| node.is_alive()));
+    merged.extend(next.filter(|node| node.alive()));
     merged
 }
 

@@ -86,7 +86,7 @@ impl Replicated {
     ///
     /// # Errors
     /// In words, when a rank retires what is not there: the states have parted.
-    pub(crate) fn open(&mut self, offers: &[Offer]) -> Result<Vec<(MemoryId, Memory)>, String> {
+    pub(crate) fn open(&mut self, offers: &[Arc<Offer>]) -> Result<Vec<(MemoryId, Memory)>, String> {
         for &(offset, span) in offers.iter().flat_map(|offer| &offer.quarantined) {
             self.space
                 .quarantine(offset, span)

@@ -12,7 +12,7 @@
 //!   streams and all kernels that know its addresses have ended.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -48,8 +48,10 @@ pub struct ShadowPool<T> {
     objects: Vec<Object<T>>,
     /// The unused ones below `objects.len()`, lowest first.
     free: BinaryHeap<Reverse<u32>>,
-    /// Living objects that differ from the device's.
-    dirty: BTreeSet<u32>,
+    /// The slots of all objects that are dirty, each at least once, and of some that no longer are.
+    dirty: Vec<u32>,
+    /// How many objects are dirty.
+    n_dirty: usize,
     pages: Vec<Slots>,
     /// Page by its first device address.
     by_base: BTreeMap<usize, usize>,
@@ -62,6 +64,8 @@ struct Object<T> {
     generation: u64,
     /// The shadow; `None` while the slot is free.
     shadow: Option<T>,
+    /// Whether it is alive and differs from the device's.
+    dirty: bool,
 }
 
 /// A page and the slots it holds, from `first` on.
@@ -86,7 +90,8 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
             granularity: usize::try_from(granularity).expect("a granularity fits the address space"),
             objects: Vec::new(),
             free: BinaryHeap::new(),
-            dirty: BTreeSet::new(),
+            dirty: Vec::new(),
+            n_dirty: 0,
             pages: Vec::new(),
             by_base: BTreeMap::new(),
             undo_errors: Vec::new(),
@@ -103,15 +108,16 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
         }
         let index = self.free.pop().map_or_else(
             || {
-                self.objects.push(Object { generation: 0, shadow: None });
+                self.objects.push(Object { generation: 0, shadow: None, dirty: false });
                 u32::try_from(self.objects.len() - 1).expect("fewer than 2^32 device objects")
             },
             |Reverse(index)| index,
         );
         let object = &mut self.objects[index as usize];
         object.shadow = Some(value);
-        self.dirty.insert(index);
-        Ok(Slot { index, generation: object.generation })
+        let slot = Slot { index, generation: object.generation };
+        self.mark(index, true);
+        Ok(slot)
     }
 
     /// The shadow. `None` if the slot is stale.
@@ -127,7 +133,7 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
             return false;
         };
         *shadow = value;
-        self.dirty.insert(slot.index);
+        self.mark(slot.index, true);
         true
     }
 
@@ -158,7 +164,15 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
     /// # Errors
     /// Of the device; what was not queued is still dirty and goes with the next upload.
     pub fn upload(&mut self, stream: Stream) -> Result<usize, DeviceError> {
-        let dirty: Vec<u32> = self.dirty.iter().copied().collect();
+        self.forget_stale();
+        let dirty = std::mem::take(&mut self.dirty);
+        let uploaded = self.upload_sorted(stream, &dirty);
+        self.dirty = dirty;
+        self.forget_stale();
+        uploaded
+    }
+
+    fn upload_sorted(&mut self, stream: Stream, dirty: &[u32]) -> Result<usize, DeviceError> {
         let adjacent = |&a: &u32, &b: &u32| a + 1 == b && self.page_of(a) == self.page_of(b);
         let runs: Vec<&[u32]> = dirty.chunk_by(adjacent).collect();
         let copies = runs.len();
@@ -170,8 +184,8 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
             }
             let (page, offset) = self.place(run[0]);
             page.copy(stream, offset, &bytes)?;
-            for index in run {
-                self.dirty.remove(index);
+            for &index in run {
+                self.mark(index, false);
             }
         }
         Ok(copies)
@@ -207,7 +221,7 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
         let object = &mut self.objects[slot.index as usize];
         object.shadow = None;
         object.generation += 1;
-        self.dirty.remove(&slot.index);
+        self.mark(slot.index, false);
         self.free.push(Reverse(slot.index));
         true
     }
@@ -217,7 +231,7 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
         if self.get(slot).is_none() {
             return false;
         }
-        self.dirty.remove(&slot.index);
+        self.mark(slot.index, false);
         true
     }
 
@@ -227,7 +241,7 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
         ShadowCounts {
             slots: self.objects.len() - self.free.len(),
             pages: self.pages.len(),
-            dirty: self.dirty.len(),
+            dirty: self.n_dirty,
         }
     }
 
@@ -245,6 +259,28 @@ impl<T: IntoBytes + FromBytes + Immutable + KnownLayout + Copy> ShadowPool<T> {
             errors.extend(slots.page.give_back());
         }
         errors
+    }
+
+    /// Leaves in the list of dirty slots those that are, once each and in order.
+    fn forget_stale(&mut self) {
+        self.dirty.retain(|&index| self.objects[index as usize].dirty);
+        self.dirty.sort_unstable();
+        self.dirty.dedup();
+    }
+
+    fn mark(&mut self, index: u32, dirty: bool) {
+        let was = std::mem::replace(&mut self.objects[index as usize].dirty, dirty);
+        match (was, dirty) {
+            (false, true) => {
+                self.n_dirty += 1;
+                self.dirty.push(index);
+                if self.dirty.len() > 2 * self.n_dirty + STALE_ALWAYS_KEPT {
+                    self.forget_stale();
+                }
+            }
+            (true, false) => self.n_dirty -= 1,
+            _ => {}
+        }
     }
 
     fn shadow_mut(&mut self, slot: Slot) -> Option<&mut T> {
@@ -282,12 +318,15 @@ impl<T> fmt::Debug for ShadowPool<T> {
         f.debug_struct("ShadowPool")
             .field("slots", &(self.objects.len() - self.free.len()))
             .field("pages", &self.pages.len())
-            .field("dirty", &self.dirty.len())
+            .field("dirty", &self.n_dirty)
             .finish_non_exhaustive()
     }
 }
 
 // No `Drop` here: each page gives itself back and traces what it cannot.
+
+/// So many slots may stand in the list of dirty ones without being so, besides as many as are.
+const STALE_ALWAYS_KEPT: usize = 64;
 
 /// The largest page in bytes, unless the granularity or one object is larger.
 const PAGE_BYTES_MAX: usize = 16 << 20;

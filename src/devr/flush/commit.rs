@@ -66,8 +66,9 @@ pub(crate) fn commit(
     let parts = made.take();
     let failed = take_over(core, &mut state, decision, parts);
     core.board.undo_failures(&failed);
-    let mut entries = Vec::new();
-    let mut outputs = Vec::new();
+    let view = View::of(&*core.flat.range(&core.driver)?);
+    let mut entries = Vec::with_capacity(work.requests.len());
+    let mut outputs = Vec::with_capacity(work.requests.len());
     let mut drafts = drafts.0.into_iter();
     for (task, request) in work.requests.into_iter().enumerate() {
         let (Some(draft), place) = (drafts.next(), decision.placements[task]) else {
@@ -76,7 +77,7 @@ pub(crate) fn commit(
         outputs.push(match request {
             Request::Window(request) => {
                 let sizes = decision.sizes[task].clone();
-                Output::Window(window(core, &mut state, sizes, request, &draft, place, &mut entries)?)
+                Output::Window(window(core, &mut state, view, sizes, request, &draft, place, &mut entries)?)
             }
             Request::DevComm(_) => {
                 Output::DevComm(dev_comm(core, &mut state, prepared, task, &draft, place)?)
@@ -142,6 +143,7 @@ fn take_over(core: &Core, state: &mut State, decision: &Decision, parts: Parts) 
 fn window(
     core: &Arc<Core>,
     state: &mut State,
+    view: View,
     sizes: Option<Arc<[u64]>>,
     request: WindowRequest,
     draft: &Draft,
@@ -163,7 +165,7 @@ fn window(
         slot,
         entry: draft.entry,
         struct_address,
-        view: View::of(&*core.flat.range(&core.driver)?),
+        view,
     };
     Ok(Window::open(core, place, request, sizes))
 }

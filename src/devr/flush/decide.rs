@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::message::{Fingerprint, MemoryId, Offer, TaskOffer, Token};
@@ -76,7 +77,7 @@ pub(crate) fn decide(
     state: &Replicated,
     agreed: &Agreed,
     seq: u64,
-    offers: &[Offer],
+    offers: &[Arc<Offer>],
 ) -> Result<Decision, Cause> {
     refusals(agreed, offers)?;
     let new_teams = multicast_teams(state, agreed, offers)?;
@@ -91,7 +92,7 @@ pub(crate) fn decide(
 }
 
 /// Abandoned, then mismatch, then refused: the order in which they are reported.
-fn refusals(agreed: &Agreed, offers: &[Offer]) -> Result<(), Cause> {
+fn refusals(agreed: &Agreed, offers: &[Arc<Offer>]) -> Result<(), Cause> {
     let peer = |lsa: u32| agreed.world[agreed.world_rank(LsaRank::new(lsa)).index()].clone();
     let by: Vec<_> = (0u32..).zip(offers).filter(|(_, o)| o.abandoned).map(|(lsa, _)| peer(lsa)).collect();
     if !by.is_empty() {
@@ -106,9 +107,8 @@ fn refusals(agreed: &Agreed, offers: &[Offer]) -> Result<(), Cause> {
     }
     let longest = offers.iter().map(|o| o.tasks.len()).max().unwrap_or(0);
     for task in 0..longest {
-        let prints: Vec<Option<&Fingerprint>> =
-            offers.iter().map(|o| o.tasks.get(task).map(|t| &t.print)).collect();
-        if let Some(difference) = difference(&prints) {
+        let prints = offers.iter().map(|o| o.tasks.get(task).map(|t| &t.print));
+        if let Some(difference) = difference(prints) {
             let requests =
                 requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| t.print.describe()));
             return Err(Cause::Mismatch { what: differing(difference, task), requests });
@@ -130,9 +130,10 @@ pub(super) fn differing(difference: &str, task: usize) -> String {
 /// The difference where only some ranks have a task.
 pub(super) const NUMBER: &str = "number";
 
-fn difference(prints: &[Option<&Fingerprint>]) -> Option<&'static str> {
-    let first = prints[0];
-    prints[1..].iter().find_map(|print| match (first, *print) {
+#[allow(single_use_lifetimes, reason = "stable Rust cannot leave it out in `impl Trait`")]
+fn difference<'a>(mut prints: impl Iterator<Item = Option<&'a Fingerprint>>) -> Option<&'static str> {
+    let first = prints.next().flatten();
+    prints.find_map(|print| match (first, print) {
         (Some(a), Some(b)) => a.difference(b),
         (None, None) => None,
         _ => Some(NUMBER),
@@ -143,7 +144,7 @@ fn difference(prints: &[Option<&Fingerprint>]) -> Option<&'static str> {
 struct Draft<'a> {
     state: &'a Replicated,
     agreed: &'a Agreed,
-    offers: &'a [Offer],
+    offers: &'a [Arc<Offer>],
     space: Space,
     placements: Vec<Option<Placement>>,
     sizes: Vec<Option<Arc<[u64]>>>,
@@ -153,7 +154,7 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(state: &'a Replicated, agreed: &'a Agreed, offers: &'a [Offer]) -> Self {
+    fn new(state: &'a Replicated, agreed: &'a Agreed, offers: &'a [Arc<Offer>]) -> Self {
         Self {
             state,
             agreed,
@@ -168,7 +169,7 @@ impl<'a> Draft<'a> {
     }
 
     fn place(&mut self, task: usize) -> Result<(), Cause> {
-        let tasks: Vec<&TaskOffer> = self.offers.iter().map(|o| &o.tasks[task]).collect();
+        let tasks: SmallVec<[&TaskOffer; 16]> = self.offers.iter().map(|o| &o.tasks[task]).collect();
         let differ = tasks.iter().any(|t| t.size != tasks[0].size);
         self.sizes.push(differ.then(|| tasks.iter().map(|t| t.size).collect()));
         if tasks.iter().all(|t| t.allocations.is_empty()) {
@@ -176,6 +177,10 @@ impl<'a> Draft<'a> {
             return Ok(());
         }
         let head = tasks.iter().map(|t| t.head).max().unwrap_or(0);
+        if let Some(Placement { memory, head: before, offset }) = self.same_memory(task, &tasks, head) {
+            self.placements.push(Some(Placement { memory, head, offset: offset - before + head }));
+            return Ok(());
+        }
         self.check_shifts(task, &tasks, head)?;
         let key = Key(tasks
             .iter()
@@ -194,6 +199,17 @@ impl<'a> Draft<'a> {
         };
         self.placements.push(Some(Placement { memory, head, offset: offset + head }));
         Ok(())
+    }
+
+    /// The place of the task before, if this one has the same allocations at the same shifts, and so the same memory:
+    /// windows come mostly in rows from one allocation, and need no key of their own then.
+    fn same_memory(&self, task: usize, tasks: &[&TaskOffer], head: u64) -> Option<Placement> {
+        let before = (*self.placements.last()?)?;
+        let same = tasks.iter().zip(self.offers).all(|(now, offer)| {
+            let then = &offer.tasks[task - 1];
+            now.allocations == then.allocations && head - now.head == before.head - then.head
+        });
+        same.then_some(before)
     }
 
     /// Every rank's allocations must be mappable at their shift.
@@ -258,9 +274,12 @@ impl<'a> Draft<'a> {
 
 /// The teams that get a multicast object, in the order in which ranks ask for them. All teams that are asked for must
 /// be the same on all their members.
-fn multicast_teams(state: &Replicated, agreed: &Agreed, offers: &[Offer]) -> Result<Vec<Vec<u32>>, Cause> {
+fn multicast_teams(state: &Replicated, agreed: &Agreed, offers: &[Arc<Offer>]) -> Result<Vec<Vec<u32>>, Cause> {
     let mut new: Vec<Vec<u32>> = Vec::new();
     for task in 0..offers[0].tasks.len() {
+        if matches!(offers[0].tasks[task].print, Fingerprint::Window { .. }) {
+            continue;
+        }
         let wanted: Vec<Vec<(Vec<u32>, bool)>> =
             (0u32..).zip(offers).map(|(lsa, o)| wanted_teams(agreed, lsa, &o.tasks[task].print)).collect();
         for index in 0..wanted[0].len() {

@@ -7,6 +7,8 @@
 //! so teams may be counted twice, and all leaders end with the same and say the same. Offsets may differ between
 //! teams, so no digests are compared here; what must be equal are the requests.
 
+use std::sync::Arc;
+
 use super::decide::{NUMBER, differing};
 use super::message::{Fingerprint, Merged, Offer, Request, round};
 use super::{Flush, Stop};
@@ -16,13 +18,17 @@ use crate::ids::Rank;
 
 /// What this rank's own team asks for.
 #[derive(Debug)]
-pub(crate) struct Own(Request);
+pub(crate) struct Own(Arc<Offer>);
 
 impl Own {
     /// From this rank's offer; the other offers of the team are the same, or the team's cause says so.
-    pub(crate) fn new(offer: &Offer) -> Self {
-        let tasks = offer.tasks.iter().map(|task| task.print.agreed()).collect();
-        Self(Request { group: offer.group.clone(), tasks })
+    pub(crate) fn new(offer: &Arc<Offer>) -> Self {
+        Self(Arc::clone(offer))
+    }
+
+    fn request(&self) -> Request {
+        let tasks = self.0.tasks.iter().map(|task| task.print.agreed()).collect();
+        Request { group: self.0.group.clone(), tasks }
     }
 }
 
@@ -37,7 +43,7 @@ pub(crate) async fn merge(flush: &Flush, own: Own, cause: Option<Cause>) -> Resu
     }
     let (teams, me) = (agreed.teams(), agreed.team());
     let leader_of = |team: u32| Rank::new(team % teams * agreed.lsa_size);
-    let mut merged = Merged { cause, requests: vec![(agreed.me().clone(), own.0)] };
+    let mut merged = Merged { cause, requests: vec![(agreed.me().clone(), own.request())] };
     let (mut step, mut distance) = (0u8, 1u32);
     while distance < teams {
         let tag = round::MERGE + step;

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use bitflags::bitflags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::error::{Cause, Fault, Peer};
@@ -128,7 +129,7 @@ pub(crate) struct TaskOffer {
     /// What must be equal on all ranks.
     pub(crate) print: Fingerprint,
     /// The allocations under it, in order of address, as indices into [`Offer::allocations`].
-    pub(crate) allocations: Vec<u32>,
+    pub(crate) allocations: SmallVec<[u32; 2]>,
     /// The address of the first of them on its rank, for messages.
     pub(crate) base: u64,
     /// Where it starts in the first of them, in bytes.
@@ -261,7 +262,7 @@ mod tests {
 
     fn offer(head: u64, size: u64, said: Option<u64>) -> Offer {
         let print = Fingerprint::Window { size: said, flags: 0, label: None };
-        let task = TaskOffer { print, allocations: vec![0, 1], base: 0, head, size };
+        let task = TaskOffer { print, allocations: smallvec::smallvec![0, 1], base: 0, head, size };
         let allocation = |token| AllocationOffer { token: Token(token), size: 4096, handle: false };
         Offer {
             group: None,

@@ -104,7 +104,7 @@ impl Flush {
         let prepared = prepare(&self.core, &work, &mut self.made);
 
         self.enter(Phase::Offer);
-        self.send(round::OFFER, &prepared.offer, &prepared.parcels(&self.core));
+        self.send(round::OFFER, &*prepared.offer, &prepared.parcels(&self.core));
         let incoming = self.gather(round::OFFER, self.team_peers()).await?;
         let (offers, arrived) = self.read_offers(&prepared, incoming)?;
 
@@ -240,21 +240,21 @@ impl Flush {
         &self,
         prepared: &Prepared,
         incoming: Vec<Incoming>,
-    ) -> Result<(Vec<Offer>, map::Arrived), Stop> {
+    ) -> Result<(Vec<Arc<Offer>>, map::Arrived), Stop> {
         let me = self.core.agreed.lsa_rank().index();
         let mut offers = Vec::with_capacity(incoming.len() + 1);
         let mut arrived = map::Arrived::default();
         for message in incoming {
             if offers.len() == me {
-                offers.push(prepared.offer.clone());
+                offers.push(Arc::clone(&prepared.offer));
             }
             let offer: Offer = self.read(&message)?;
             offer.check().map_err(|detail| self.broken(message.from, detail))?;
             arrived.add_offer(&self.core, &offer, message);
-            offers.push(offer);
+            offers.push(Arc::new(offer));
         }
         if offers.len() == me {
-            offers.push(prepared.offer.clone());
+            offers.push(Arc::clone(&prepared.offer));
         }
         Ok((offers, arrived))
     }

@@ -7,6 +7,8 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::decide::wanted_teams;
 use super::made::Made;
 use super::message::{AllocationOffer, Fingerprint, Offer, TaskOffer, Token, WindowFlags};
@@ -16,7 +18,7 @@ use crate::devr::dev_comm::{DevCommRequirements, Plan};
 use crate::devr::objects::Objects;
 use crate::devr::owned::Held;
 use crate::devr::request::{Request, WindowRequest, Work};
-use crate::driver::{DeviceError, DeviceProblem, Driver, Exported, Handle};
+use crate::driver::{AddressRange, DeviceError, DeviceProblem, Driver, Exported, Handle};
 use crate::error::{Fault, Misuse, Phase, Reason};
 
 /// A window's start is a multiple of this many bytes from its allocation's base: device structs count in 4 KiB.
@@ -26,7 +28,7 @@ pub(crate) const WINDOW_ALIGN: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Prepared {
     /// What all ranks hear.
-    pub(crate) offer: Offer,
+    pub(crate) offer: Arc<Offer>,
     /// For each device communicator task its plan.
     pub(crate) plans: Vec<Option<Plan>>,
     /// This rank's allocations by token.
@@ -70,7 +72,7 @@ pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepare
         refused,
         multicast: multicast.iter().map(|(team, ..)| team.clone()).collect(),
     };
-    Prepared { offer, plans, own, collectives, exports, multicast }
+    Prepared { offer: Arc::new(offer), plans, own, collectives, exports, multicast }
 }
 
 impl Prepared {
@@ -120,6 +122,10 @@ struct Draft<'a> {
     own: HashMap<Token, (Handle, usize)>,
     exports: Vec<Attachment>,
     multicast: Vec<(Vec<u32>, Arc<Held>, Option<Attachment>)>,
+    /// The allocation that was held last.
+    latest: Option<(AddressRange, Handle)>,
+    /// The one that was last put into the offer, and its index there.
+    latest_index: Option<(Handle, u32)>,
 }
 
 impl<'a> Draft<'a> {
@@ -137,6 +143,8 @@ impl<'a> Draft<'a> {
             own: HashMap::new(),
             exports: Vec::new(),
             multicast: Vec::new(),
+            latest: None,
+            latest_index: None,
         }
     }
 
@@ -192,12 +200,12 @@ impl<'a> Draft<'a> {
             let what = format!("a window of {len} bytes at {start:#x}: its size must be at least 1 byte");
             return Err(Misuse::Other { what }.into());
         };
-        let first = self.driver().address_range(start)?;
+        let first = self.range(start)?;
         let head = (start - first.base) as u64;
         if !head.is_multiple_of(WINDOW_ALIGN) {
             return Err(Reason::Misaligned { base: first.base as u64, offset: head, align: WINDOW_ALIGN });
         }
-        let mut allocations = Vec::new();
+        let mut allocations = SmallVec::new();
         let mut covered = first.base;
         let mut next = first;
         loop {
@@ -242,7 +250,7 @@ impl<'a> Draft<'a> {
         }
         let plan = Plan::new(requirements, agreed.lsa_size, agreed.granularity)?;
         let size = plan.total_bytes;
-        let mut allocations = Vec::new();
+        let mut allocations = SmallVec::new();
         if size > 0 {
             let bytes = usize::try_from(size).unwrap_or(usize::MAX);
             let handle = self.driver().create(bytes)?;
@@ -252,14 +260,29 @@ impl<'a> Draft<'a> {
         Ok((Range { allocations, base: 0, head: 0, size }, plan))
     }
 
+    /// The allocation at an address. Windows come mostly in rows from the same one, which the batch then holds, so
+    /// that the device need not be asked again.
+    fn range(&self, address: usize) -> Result<AddressRange, DeviceError> {
+        match self.latest {
+            Some((range, _)) if address.checked_sub(range.base).is_some_and(|at| at < range.size) => Ok(range),
+            _ => self.driver().address_range(address),
+        }
+    }
+
     /// One reference to the allocation at `base`, held once in this batch.
     fn hold(&mut self, base: usize, size: usize) -> Result<Handle, DeviceError> {
+        if let Some((range, handle)) = self.latest
+            && range.base == base
+        {
+            return Ok(handle);
+        }
         let handle = self.driver().retain(base)?;
         if self.made.peek().held.contains_key(&handle) {
             self.driver().release(handle)?;
         } else {
             self.keep(handle, size);
         }
+        self.latest = Some((AddressRange { base, size }, handle));
         Ok(handle)
     }
 
@@ -271,6 +294,17 @@ impl<'a> Draft<'a> {
 
     /// The index of an allocation in the offer; it is exported on first sight, if peers cannot have it.
     fn allocation(&mut self, task: usize, handle: Handle, size: usize) -> u32 {
+        if let Some((latest, index)) = self.latest_index
+            && latest == handle
+        {
+            return index;
+        }
+        let index = self.new_or_known(task, handle, size);
+        self.latest_index = Some((handle, index));
+        index
+    }
+
+    fn new_or_known(&mut self, task: usize, handle: Handle, size: usize) -> u32 {
         let token = self.state.tokens.obtain(handle, size);
         self.state.tokens.unuse(handle);
         if let Some(&index) = self.index.get(&token) {
@@ -330,7 +364,7 @@ impl<'a> Draft<'a> {
 /// The allocations under a task, where the first is and where in it the task starts, and how long it is.
 #[derive(Default)]
 struct Range {
-    allocations: Vec<(Handle, usize)>,
+    allocations: SmallVec<[(Handle, usize); 2]>,
     base: u64,
     head: u64,
     size: u64,

@@ -106,41 +106,26 @@ fn an_id_is_used_once() {
     index.publish(vec![entry(2000, 10, 0)]);
 }
 
-#[test]
-fn a_removed_windows_value_is_dropped_at_once() {
-    let index = WindowIndex::new();
-    let values: Vec<Arc<u64>> = (0..100).map(Arc::new).collect();
-    let entries =
-        values.iter().map(|value| Entry { base: 0, size: 8, id: **value, value: Arc::clone(value) });
-    index.publish(entries.collect());
-    assert!(index.remove(99));
-    assert_eq!(Arc::strong_count(&values[99]), 1, "though the run still has its cell");
-    assert_eq!(Arc::strong_count(&values[98]), 2);
-}
+/// Leaves the index with its last handle, as a window does.
+struct Handle(Arc<WindowIndex<Weak<Handle>>>, u64);
 
-/// A value whose drop comes back to the index, as that of a window that holds another one does.
-#[derive(Clone)]
-struct Nested(#[expect(dead_code, reason = "held for its drop")] Arc<Inner>);
-
-struct Inner(Weak<WindowIndex<Nested>>, u64);
-
-impl Drop for Inner {
+impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some(index) = self.0.upgrade() {
-            index.remove(self.1);
-        }
+        self.0.remove(self.1);
     }
 }
 
 #[test]
-fn a_values_drop_may_use_the_index() {
-    let index = Arc::new(WindowIndex::new());
-    let nested = |id, next| {
-        let value = Nested(Arc::new(Inner(Arc::downgrade(&index), next)));
-        Entry { base: 0, size: 8, id, value }
-    };
-    index.publish(vec![nested(0, 1), nested(1, 2), nested(2, 3)]);
-    assert!(index.remove(0));
+fn a_handle_that_a_lookup_held_last_leaves_the_index_as_it_goes() {
+    let index: Arc<WindowIndex<Weak<Handle>>> = Arc::new(WindowIndex::new());
+    let handles: Vec<_> = (0..2).map(|id| Arc::new(Handle(Arc::clone(&index), id))).collect();
+    let entry = |handle: &Arc<Handle>| Entry { base: 0, size: 8, id: handle.1, value: Arc::downgrade(handle) };
+    index.publish(handles.iter().map(entry).collect());
+    let found = index.find_map(0, 1, Weak::upgrade).unwrap();
+    assert_eq!(found.1, 1);
+    drop(handles);
+    assert_eq!(index.len(), 1);
+    drop(found);
     assert_eq!(index.len(), 0);
 }
 
@@ -340,7 +325,7 @@ impl StateMachineTest for Real {
         assert_eq!(ids, real.open);
         let runs = real.index.published.load();
         let cells = || runs.iter().flat_map(|run| run.nodes.iter());
-        assert_eq!(cells().filter(|node| !node.is_alive()).count(), real.index.writer.lock().dead);
+        assert_eq!(cells().filter(|node| !node.alive()).count(), real.index.writer.lock().dead);
     }
 }
 
