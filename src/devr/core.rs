@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -45,8 +45,6 @@ pub(crate) struct Core {
     pub(crate) flat: Arc<FlatRange>,
     /// How kernels and barriers learn of a failure.
     pub(crate) watch: Arc<Watch>,
-    /// How many windows this rank has ever had: the next one's identity.
-    pub(crate) windows: AtomicU64,
     /// The windows of this rank by address.
     pub(crate) index: WindowIndex<WindowEntry>,
     /// What arrived of the rounds.
@@ -106,7 +104,6 @@ impl Core {
             driver,
             flat,
             watch: Watch::with_hook(deadline, failure_hook(actor.clone())),
-            windows: AtomicU64::new(0),
             index: WindowIndex::new(),
             rounds: Rounds::default(),
             runtime,

@@ -15,7 +15,6 @@
 //! So a value may outlive its removal: give the index weak references, and give it no value whose drop calls it.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::fmt;
 use std::iter;
 use std::sync::Arc;
@@ -24,50 +23,93 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-/// One window, as the index knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs, reason = "callers make entries; these four are all that an index holds")]
-pub struct Entry<T> {
+/// One window, as the index knows it: shared by all snapshots that hold it, and by its owner, who removes it by this
+/// (windows may have equal bounds).
+pub struct Node<T> {
+    base: usize,
+    /// The address of its last byte. Not of the one behind it: that may not exist.
+    last: usize,
+    /// From when it was published until it is removed.
+    alive: AtomicBool,
+    value: T,
+}
+
+impl<T> Node<T> {
+    /// A window of `size` bytes from `base` on, not in an index yet. `None` if it has no byte, or its last byte's
+    /// address does not exist.
+    #[must_use]
+    pub fn new(base: usize, size: usize, value: T) -> Option<Self> {
+        let last = base.checked_add(size.checked_sub(1)?)?;
+        Some(Self { base, last, alive: AtomicBool::new(false), value })
+    }
+
     /// The address of its first byte.
-    pub base: usize,
-    /// Its length in bytes, at least one. The last byte's address must exist.
-    pub size: usize,
-    /// Its identity, never used twice in an index. Windows may have equal bases; they are removed by this.
-    pub id: u64,
+    #[must_use]
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.last - self.base + 1
+    }
+
     /// What a lookup gives back.
-    pub value: T,
+    #[must_use]
+    pub fn value(&self) -> &T {
+        &self.value
+    }
+
+    fn rank(&self) -> InnerRank {
+        (self.base, Reverse(self.last))
+    }
+
+    fn alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+}
+
+impl<T> fmt::Debug for Node<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Node({:#x}..={:#x}, alive: {})", self.base, self.last, self.alive())
+    }
 }
 
 /// The index. See the module's text.
 ///
-/// IX-1: a lookup that starts after [`WindowIndex::publish`] returned sees all of its entries, and one that starts
-/// after [`WindowIndex::remove`] returned does not see the entry. IX-2: entries of one batch become visible together.
+/// IX-1: a lookup that starts after [`WindowIndex::publish`] returned sees all of its windows, and one that starts
+/// after [`WindowIndex::remove`] returned does not see the window. IX-2: windows of one batch become visible together.
 pub struct WindowIndex<T> {
     published: ArcSwap<Vec<Arc<Run<T>>>>,
     /// How many windows are open.
     living: AtomicUsize,
-    writer: Mutex<Writer<T>>,
+    writer: Mutex<Writer>,
 }
 
-impl<T: Clone + Send + Sync> WindowIndex<T> {
+impl<T> WindowIndex<T> {
     /// An empty index.
     #[must_use]
     pub fn new() -> Self {
         Self {
             published: ArcSwap::from_pointee(Vec::new()),
             living: AtomicUsize::new(0),
-            writer: Mutex::new(Writer { nodes: HashMap::new(), dead: 0 }),
+            writer: Mutex::new(Writer { living: 0, dead: 0 }),
         }
     }
 
     /// Makes one batch visible, all of it at once. Of windows with equal bounds the last one counts as the
     /// innermost, in the order given here and from call to call.
     ///
-    /// An entry without a byte, with an end past the last address, or with an id that is in the index is our own
-    /// bug: it panics in debug builds and is left out in others.
-    pub fn publish(&self, batch: Vec<Entry<T>>) {
+    /// A window that is in the index, or was, is our own bug: it panics in debug builds and is left out in others.
+    pub fn publish(&self, mut nodes: Vec<Arc<Node<T>>>) {
         let mut writer = self.writer.lock();
-        let mut nodes: Vec<_> = batch.into_iter().filter_map(|entry| writer.admit(entry)).collect();
+        nodes.retain(|node| {
+            let fresh = !node.alive.swap(true, Ordering::AcqRel);
+            debug_assert!(fresh, "{node:?} is in the index");
+            fresh
+        });
+        writer.living += nodes.len();
         nodes.sort_by_key(|node| node.rank());
         let mut runs = Vec::clone(&self.published.load());
         while runs.last().is_some_and(|run| run.nodes.len() < nodes.len().saturating_mul(MERGE_RATIO)) {
@@ -79,20 +121,20 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
         if !nodes.is_empty() {
             runs.push(Arc::new(Run::new(nodes)));
         }
-        self.living.store(writer.nodes.len(), Ordering::Release);
+        self.living.store(writer.living, Ordering::Release);
         self.published.store(Arc::new(runs));
     }
 
-    /// Removes the window with this id at once. Says whether there was one.
-    pub fn remove(&self, id: u64) -> bool {
+    /// Removes a window at once. Says whether it was there.
+    pub fn remove(&self, node: &Node<T>) -> bool {
         let mut writer = self.writer.lock();
-        let Some(node) = writer.nodes.remove(&id) else {
+        if !node.alive.swap(false, Ordering::AcqRel) {
             return false;
-        };
-        node.alive.store(false, Ordering::Release);
+        }
+        writer.living -= 1;
         writer.dead += 1;
-        self.living.store(writer.nodes.len(), Ordering::Release);
-        if writer.dead > writer.nodes.len() / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
+        self.living.store(writer.living, Ordering::Release);
+        if writer.dead > writer.living / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
             let runs = self.published.load();
             let living = runs.iter().rfold(Vec::new(), |living, run| merge(&run.nodes, living));
             let run = (!living.is_empty()).then(|| Arc::new(Run::new(living)));
@@ -109,7 +151,10 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
     /// Takes no lock and waits for no one. It starts anew only where it met a window that was removed and a
     /// batch was published meanwhile: what replaces that window may be in the newer snapshot alone.
     #[must_use]
-    pub fn find(&self, address: usize, len: usize) -> Option<T> {
+    pub fn find(&self, address: usize, len: usize) -> Option<T>
+    where
+        T: Clone,
+    {
         self.find_map(address, len, |value| Some(T::clone(value)))
     }
 
@@ -148,18 +193,15 @@ impl<T: Clone + Send + Sync> WindowIndex<T> {
     }
 
     /// The windows that are open now, by base, outer ones before those inside. For status reports.
-    pub fn iter(&self) -> impl Iterator<Item = Entry<T>> {
+    pub fn iter(&self) -> impl Iterator<Item = Arc<Node<T>>> {
         let runs = self.published.load();
         let mut nodes: Vec<_> = runs.iter().flat_map(|run| run.nodes.iter().cloned()).collect();
         nodes.sort_by_key(|node| node.rank());
-        nodes.into_iter().filter_map(|node| {
-            let value = node.alive().then(|| T::clone(&node.value))?;
-            Some(Entry { base: node.base, size: node.last - node.base + 1, id: node.id, value })
-        })
+        nodes.into_iter().filter(|node| node.alive())
     }
 }
 
-impl<T: Clone + Send + Sync> Default for WindowIndex<T> {
+impl<T> Default for WindowIndex<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -182,52 +224,17 @@ const DEAD_PER_LIVING: usize = 4;
 const DEAD_ALWAYS_KEPT: usize = 32;
 
 /// What only writers see.
-struct Writer<T> {
-    /// The living windows by id.
-    nodes: HashMap<u64, Arc<Node<T>>>,
+struct Writer {
+    /// How many windows are open.
+    living: usize,
     /// How many dead nodes the published runs hold.
     dead: usize,
-}
-
-impl<T> Writer<T> {
-    fn admit(&mut self, entry: Entry<T>) -> Option<Arc<Node<T>>> {
-        let last = entry.size.checked_sub(1).and_then(|size| entry.base.checked_add(size));
-        let fresh = !self.nodes.contains_key(&entry.id);
-        debug_assert!(last.is_some(), "window {} has no bytes, or too many", entry.id);
-        debug_assert!(fresh, "window {} is in the index", entry.id);
-        let last = last.filter(|_| fresh)?;
-        let Entry { base, id, value, .. } = entry;
-        let node = Arc::new(Node { base, last, id, alive: AtomicBool::new(true), value });
-        self.nodes.insert(id, Arc::clone(&node));
-        Some(node)
-    }
 }
 
 /// How far inside a window is: of two windows that hold a range, the one of the greater rank is the inner one, and of
 /// equal ones the one published last. That order needs no number: runs are in order of publication, and sorting
 /// and merging keep it among equals.
 type InnerRank = (usize, Reverse<usize>);
-
-/// One window, shared by all snapshots that hold it.
-struct Node<T> {
-    base: usize,
-    /// The address of its last byte. Not of the one behind it: that may not exist.
-    last: usize,
-    id: u64,
-    /// False once it was removed, for good.
-    alive: AtomicBool,
-    value: T,
-}
-
-impl<T> Node<T> {
-    fn rank(&self) -> InnerRank {
-        (self.base, Reverse(self.last))
-    }
-
-    fn alive(&self) -> bool {
-        self.alive.load(Ordering::Acquire)
-    }
-}
 
 /// Windows sorted by rank, never changed but for their marks.
 struct Run<T> {
@@ -274,8 +281,8 @@ impl<U> Search<U> {
                 next = (run.outer[i] != NONE).then_some(run.outer[i] as usize);
                 continue;
             }
+            let rank = (run.bases[i], Reverse(run.lasts[i]));
             let node = &run.nodes[i];
-            let rank = node.rank();
             if self.innermost.as_ref().is_some_and(|(inner, _)| *inner > rank) {
                 return;
             } else if let Some(found) = node.alive().then(|| open(&node.value)).flatten() {

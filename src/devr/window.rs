@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::core::Core;
 use super::flush::message::{MemoryId, WindowFlags};
-use super::index::Entry;
+use super::index::Node;
 use super::mail::Closing;
 use super::request::WindowRequest;
 use super::shadow::Slot;
@@ -64,8 +64,8 @@ pub(crate) struct Place {
 
 struct Inner {
     core: Arc<Core>,
-    /// Never used twice on this rank.
-    id: u64,
+    /// Itself, as lookups know it.
+    node: Option<Arc<Node<WindowEntry>>>,
     place: Place,
     request: WindowRequest,
     /// The buffer under it, until it is closed.
@@ -86,9 +86,9 @@ impl Window {
         if let Some(sizes) = &sizes {
             core.sizes.write().insert(place.struct_address as u64, Arc::clone(sizes));
         }
-        Self(Arc::new(Inner {
+        Self(Arc::new_cyclic(|this| Inner {
             core: Arc::clone(core),
-            id: core.windows.fetch_add(1, Ordering::Relaxed),
+            node: Node::new(request.address, request.size, WindowEntry(this.clone())).map(Arc::new),
             place,
             request,
             keep,
@@ -251,13 +251,9 @@ impl Window {
         if self.0.close() { Ok(()) } else { Err(self.stale().into()) }
     }
 
-    pub(crate) fn entry(&self) -> Entry<WindowEntry> {
-        Entry {
-            base: self.0.request.address,
-            size: self.0.request.size,
-            id: self.0.id,
-            value: WindowEntry(Arc::downgrade(&self.0)),
-        }
+    /// What lookups find it by. `None` of a window without bytes, which prepare has refused.
+    pub(crate) fn node(&self) -> Option<Arc<Node<WindowEntry>>> {
+        self.0.node.clone()
     }
 
     /// Whether the window belongs to this rank's communicator.
@@ -320,7 +316,9 @@ impl Inner {
         if self.closed.swap(true, Ordering::AcqRel) {
             return false;
         }
-        self.core.index.remove(self.id);
+        if let Some(node) = &self.node {
+            self.core.index.remove(node);
+        }
         tracing::trace!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "window.closed");
         self.core.tell_close(Closing {
             slot: self.place.slot,

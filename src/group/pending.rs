@@ -40,10 +40,9 @@ impl<T: Send + 'static> Pending<T> {
     /// # Errors
     /// Why there is no such thing; [`Misuse::GroupOpen`] if the group has not ended within a deadline.
     pub fn wait(mut self) -> Result<T> {
-        let runtime = self.comm.core.runtime.clone();
         // Another thread may be about to end the group.
         while !self.taken && self.group_open.load(Ordering::Acquire) {
-            let until = runtime.now() + self.comm.core.deadline;
+            let until = self.comm.core.runtime.now() + self.comm.core.deadline;
             match self.ticket.wait_until(until) {
                 Ok(Some(outcome)) => return outcome,
                 Ok(None) if self.group_open.load(Ordering::Acquire) => {

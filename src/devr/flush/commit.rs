@@ -11,7 +11,7 @@ use crate::device::peer::View;
 use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
-use crate::devr::index::Entry;
+use crate::devr::index::Node;
 use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
@@ -94,15 +94,15 @@ pub(crate) fn commit(
     if let Some(objects) = state.objects.as_mut() {
         objects.publish(&entries)?;
     }
-    core.index.publish(outputs.iter().filter_map(Output::entry).collect());
+    core.index.publish(outputs.iter().filter_map(Output::node).collect());
     core.board.committed(&state);
     Ok(outputs)
 }
 
 impl Output {
-    fn entry(&self) -> Option<Entry<WindowEntry>> {
+    fn node(&self) -> Option<Arc<Node<WindowEntry>>> {
         match self {
-            Self::Window(window) => Some(window.entry()),
+            Self::Window(window) => window.node(),
             Self::DevComm(_) => None,
         }
     }
@@ -194,7 +194,7 @@ fn dev_comm(
     let Some(plan) = prepared.plans[task].clone() else {
         return Err(Misuse::Other { what: "a device communicator without a plan".to_owned() }.into());
     };
-    let requirements = match &prepared.offer.tasks[task].print {
+    let requirements = match prepared.offer.print(&prepared.offer.tasks[task]) {
         Fingerprint::DevComm { requirements } => requirements,
         Fingerprint::Window { .. } => {
             return Err(

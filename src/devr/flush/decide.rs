@@ -106,11 +106,18 @@ fn refusals(agreed: &Agreed, offers: &[Arc<Offer>]) -> Result<(), Cause> {
         return Err(Cause::Mismatch { what: "the group's name".to_owned(), requests });
     }
     let longest = offers.iter().map(|o| o.tasks.len()).max().unwrap_or(0);
-    for task in 0..longest {
-        let prints = offers.iter().map(|o| o.tasks.get(task).map(|t| &t.print));
+    // The same tuple of prints as of the task before needs no second look.
+    let as_before = |task: usize| {
+        task > 0
+            && offers
+                .iter()
+                .all(|o| o.tasks.get(task).map(|t| t.print) == o.tasks.get(task - 1).map(|t| t.print))
+    };
+    for task in (0..longest).filter(|&task| !as_before(task)) {
+        let prints = offers.iter().map(|o| o.tasks.get(task).map(|t| o.print(t)));
         if let Some(difference) = difference(prints) {
             let requests =
-                requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| t.print.describe()));
+                requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| o.print(t).describe()));
             return Err(Cause::Mismatch { what: differing(difference, task), requests });
         }
     }
@@ -172,7 +179,7 @@ impl<'a> Draft<'a> {
         let tasks: SmallVec<[&TaskOffer; 16]> = self.offers.iter().map(|o| &o.tasks[task]).collect();
         let differ = tasks.iter().any(|t| t.size != tasks[0].size);
         self.sizes.push(differ.then(|| tasks.iter().map(|t| t.size).collect()));
-        if tasks.iter().all(|t| t.allocations.is_empty()) {
+        if tasks.iter().zip(self.offers).all(|(t, o)| o.range(t).allocations.is_empty()) {
             self.placements.push(None);
             return Ok(());
         }
@@ -186,7 +193,7 @@ impl<'a> Draft<'a> {
             .iter()
             .zip(self.offers)
             .map(|(t, o)| KeyPart {
-                tokens: t.allocations.iter().map(|&a| o.allocations[a as usize].token).collect(),
+                tokens: o.range(t).allocations.iter().map(|&a| o.allocations[a as usize].token).collect(),
                 shift: head - t.head,
             })
             .collect());
@@ -207,7 +214,7 @@ impl<'a> Draft<'a> {
         let before = (*self.placements.last()?)?;
         let same = tasks.iter().zip(self.offers).all(|(now, offer)| {
             let then = &offer.tasks[task - 1];
-            now.allocations == then.allocations && head - now.head == before.head - then.head
+            now.range == then.range && head - now.head == before.head - then.head
         });
         same.then_some(before)
     }
@@ -218,7 +225,7 @@ impl<'a> Draft<'a> {
         if tasks.iter().all(|t| (head - t.head).is_multiple_of(granularity)) {
             return Ok(());
         }
-        let bases: Vec<u64> = tasks.iter().map(|t| t.base).collect();
+        let bases: Vec<u64> = tasks.iter().zip(self.offers).map(|(t, o)| o.range(t).base).collect();
         let heads: Vec<u64> = tasks.iter().map(|t| t.head).collect();
         let faults = (0u32..)
             .zip(tasks)
@@ -234,11 +241,8 @@ impl<'a> Draft<'a> {
     }
 
     fn add(&mut self, key: Key, tasks: &[&TaskOffer]) -> Result<(MemoryId, u64), Cause> {
-        let sizes: Arc<[u64]> = tasks
-            .iter()
-            .zip(self.offers)
-            .map(|(t, o)| t.allocations.iter().map(|&a| o.allocations[a as usize].size).sum())
-            .collect();
+        let sizes: Arc<[u64]> =
+            tasks.iter().zip(self.offers).map(|(t, o)| o.sizes(o.range(t)).sum()).collect();
         let span = key.0.iter().zip(sizes.iter()).map(|(part, size)| part.shift.saturating_add(*size)).max();
         let need = span.unwrap_or(0).checked_next_multiple_of(self.agreed.granularity).unwrap_or(u64::MAX);
         let Some(offset) = self.space.alloc(need, self.agreed.granularity) else {
@@ -274,14 +278,18 @@ impl<'a> Draft<'a> {
 
 /// The teams that get a multicast object, in the order in which ranks ask for them. All teams that are asked for must
 /// be the same on all their members.
-fn multicast_teams(state: &Replicated, agreed: &Agreed, offers: &[Arc<Offer>]) -> Result<Vec<Vec<u32>>, Cause> {
+fn multicast_teams(
+    state: &Replicated,
+    agreed: &Agreed,
+    offers: &[Arc<Offer>],
+) -> Result<Vec<Vec<u32>>, Cause> {
     let mut new: Vec<Vec<u32>> = Vec::new();
     for task in 0..offers[0].tasks.len() {
-        if matches!(offers[0].tasks[task].print, Fingerprint::Window { .. }) {
+        if matches!(offers[0].print(&offers[0].tasks[task]), Fingerprint::Window { .. }) {
             continue;
         }
         let wanted: Vec<Vec<(Vec<u32>, bool)>> =
-            (0u32..).zip(offers).map(|(lsa, o)| wanted_teams(agreed, lsa, &o.tasks[task].print)).collect();
+            (0u32..).zip(offers).map(|(lsa, o)| wanted_teams(agreed, lsa, o.print(&o.tasks[task]))).collect();
         for index in 0..wanted[0].len() {
             for teams in &wanted {
                 let (team, multimem) = &teams[index];

@@ -247,7 +247,7 @@ fn objects(
             drafts.push(None, None, abi::Window::poisoned());
             continue;
         };
-        let flags = prepared.offer.tasks[task as usize].print.flags();
+        let flags = prepared.offer.print(&prepared.offer.tasks[task as usize]).flags();
         let window = abi::Window::new(
             range.base() as u64 + place.offset,
             me.get(),

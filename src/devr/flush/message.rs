@@ -69,6 +69,10 @@ pub(crate) struct Offer {
     pub(crate) abandoned: bool,
     /// The batch's tasks in order.
     pub(crate) tasks: Vec<TaskOffer>,
+    /// What tasks ask for. Neighbours that ask for the same share one: tasks are many and mostly alike.
+    pub(crate) prints: Vec<Fingerprint>,
+    /// What tasks lie in. Neighbours in the same allocations share one.
+    pub(crate) ranges: Vec<RangeOffer>,
     /// Every allocation under the tasks, once.
     pub(crate) allocations: Vec<AllocationOffer>,
     /// Memories retired since this rank's last offer.
@@ -89,26 +93,46 @@ impl Offer {
     /// In words, what is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
         let allocations = self.allocations.len();
-        if self.tasks.iter().flat_map(|task| &task.allocations).any(|&index| index as usize >= allocations) {
+        if self.ranges.iter().flat_map(|range| &range.allocations).any(|&index| index as usize >= allocations)
+        {
             return Err(format!("an offer that refers beyond its {allocations} allocations"));
         }
+        let room_of = |range: &RangeOffer| self.sizes(range).try_fold(0u64, u64::checked_add);
+        let rooms: Vec<Option<u64>> = self.ranges.iter().map(room_of).collect();
         for task in &self.tasks {
-            let sizes = task.allocations.iter().map(|&index| self.allocations[index as usize].size);
-            let room = sizes.into_iter().try_fold(0u64, u64::checked_add);
+            let (print, range) = (task.print as usize, task.range as usize);
+            let (Some(print), Some(&room)) = (self.prints.get(print), rooms.get(range)) else {
+                return Err("an offer of a task that refers to what is not in it".to_owned());
+            };
             let end = task.head.checked_add(task.size);
             if end.zip(room).is_none_or(|(end, room)| end > room) {
                 return Err("an offer of a task beyond its allocations".to_owned());
             }
-            let said = match &task.print {
+            let said = match print {
                 Fingerprint::Window { size, .. } => size.unwrap_or(task.size),
                 Fingerprint::DevComm { .. } => task.size,
             };
             // A refused task has no allocations and no size, whatever was asked.
-            if !task.allocations.is_empty() && said != task.size {
+            if !self.ranges[range].allocations.is_empty() && said != task.size {
                 return Err(format!("an offer of {} bytes for a window of {said}", task.size));
             }
         }
         Ok(())
+    }
+
+    /// What a task asks for.
+    pub(crate) fn print(&self, task: &TaskOffer) -> &Fingerprint {
+        &self.prints[task.print as usize]
+    }
+
+    /// What a task lies in.
+    pub(crate) fn range(&self, task: &TaskOffer) -> &RangeOffer {
+        &self.ranges[task.range as usize]
+    }
+
+    /// The sizes of a range's allocations, in order.
+    pub(crate) fn sizes(&self, range: &RangeOffer) -> impl Iterator<Item = u64> {
+        range.allocations.iter().map(|&index| self.allocations[index as usize].size)
     }
 }
 
@@ -123,15 +147,22 @@ pub(crate) struct AllocationOffer {
     pub(crate) handle: bool,
 }
 
-/// One task of an offer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TaskOffer {
-    /// What must be equal on all ranks.
-    pub(crate) print: Fingerprint,
-    /// The allocations under it, in order of address, as indices into [`Offer::allocations`].
+/// Allocations that lie one behind the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RangeOffer {
+    /// In order of address, as indices into [`Offer::allocations`]. None under a refused task.
     pub(crate) allocations: SmallVec<[u32; 2]>,
     /// The address of the first of them on its rank, for messages.
     pub(crate) base: u64,
+}
+
+/// One task of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TaskOffer {
+    /// What must be equal on all ranks, as an index into [`Offer::prints`].
+    pub(crate) print: u32,
+    /// The allocations under it, as an index into [`Offer::ranges`].
+    pub(crate) range: u32,
     /// Where it starts in the first of them, in bytes.
     pub(crate) head: u64,
     /// Its size in bytes.
@@ -262,12 +293,14 @@ mod tests {
 
     fn offer(head: u64, size: u64, said: Option<u64>) -> Offer {
         let print = Fingerprint::Window { size: said, flags: 0, label: None };
-        let task = TaskOffer { print, allocations: smallvec::smallvec![0, 1], base: 0, head, size };
+        let task = TaskOffer { print: 0, range: 0, head, size };
         let allocation = |token| AllocationOffer { token: Token(token), size: 4096, handle: false };
         Offer {
             group: None,
             abandoned: false,
             tasks: vec![task],
+            prints: vec![print],
+            ranges: vec![RangeOffer { allocations: smallvec::smallvec![0, 1], base: 0 }],
             allocations: vec![allocation(1), allocation(2)],
             retired: Vec::new(),
             quarantined: Vec::new(),
@@ -285,7 +318,12 @@ mod tests {
         assert!(offer(0, 1 << 40, Some(4096)).check().is_err());
         assert!(offer(0, 4096, Some(8192)).check().is_err(), "not the size that it asks for");
         let mut beyond = offer(0, 4096, None);
-        beyond.tasks[0].allocations[1] = 2;
+        beyond.ranges[0].allocations[1] = 2;
         assert!(beyond.check().is_err(), "no such allocation");
+        for wrong in [|task: &mut TaskOffer| task.print = 1, |task: &mut TaskOffer| task.range = 1] {
+            let mut beyond = offer(0, 4096, None);
+            wrong(&mut beyond.tasks[0]);
+            assert!(beyond.check().is_err(), "no such print or range");
+        }
     }
 }

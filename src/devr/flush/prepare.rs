@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::decide::wanted_teams;
 use super::made::Made;
-use super::message::{AllocationOffer, Fingerprint, Offer, TaskOffer, Token, WindowFlags};
+use super::message::{AllocationOffer, Fingerprint, Offer, RangeOffer, TaskOffer, Token, WindowFlags};
 use crate::bootstrap::{Attachment, Parcel};
 use crate::devr::core::{Core, State};
 use crate::devr::dev_comm::{DevCommRequirements, Plan};
@@ -61,11 +61,13 @@ pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepare
         draft.task(&Request::DevComm(DevCommRequirements::of_collectives()));
     }
     draft.multicast_objects();
-    let Draft { tasks, allocations, refused, plans, own, exports, multicast, .. } = draft;
+    let Draft { tasks, prints, ranges, allocations, refused, plans, own, exports, multicast, .. } = draft;
     let offer = Offer {
         group: work.group.clone(),
         abandoned: work.abandoned,
         tasks,
+        prints,
+        ranges,
         allocations,
         retired,
         quarantined,
@@ -115,6 +117,8 @@ struct Draft<'a> {
     /// Other processes are in the team, so handles must be exported.
     foreign: bool,
     tasks: Vec<TaskOffer>,
+    prints: Vec<Fingerprint>,
+    ranges: Vec<RangeOffer>,
     allocations: Vec<AllocationOffer>,
     index: HashMap<Token, u32>,
     refused: Vec<Fault>,
@@ -136,6 +140,8 @@ impl<'a> Draft<'a> {
             made,
             foreign: core.agreed.team_processes().len() > 1,
             tasks: Vec::new(),
+            prints: Vec::new(),
+            ranges: Vec::new(),
             allocations: Vec::new(),
             index: HashMap::new(),
             refused: Vec::new(),
@@ -189,7 +195,9 @@ impl<'a> Draft<'a> {
         });
         let allocations =
             allocations.into_iter().map(|(handle, size)| self.allocation(index, handle, size)).collect();
-        self.tasks.push(TaskOffer { print: request.fingerprint(), allocations, base, head, size });
+        let print = last_or_new(&mut self.prints, request.fingerprint());
+        let range = last_or_new(&mut self.ranges, RangeOffer { allocations, base });
+        self.tasks.push(TaskOffer { print, range, head, size });
         self.plans.push(plan);
     }
 
@@ -264,7 +272,9 @@ impl<'a> Draft<'a> {
     /// that the device need not be asked again.
     fn range(&self, address: usize) -> Result<AddressRange, DeviceError> {
         match self.latest {
-            Some((range, _)) if address.checked_sub(range.base).is_some_and(|at| at < range.size) => Ok(range),
+            Some((range, _)) if address.checked_sub(range.base).is_some_and(|at| at < range.size) => {
+                Ok(range)
+            }
             _ => self.driver().address_range(address),
         }
     }
@@ -334,8 +344,8 @@ impl<'a> Draft<'a> {
         }
         let me = self.core.agreed.lsa_rank().get();
         let mut seen = HashSet::new();
-        let prints: Vec<Fingerprint> = self.tasks.iter().map(|task| task.print.clone()).collect();
-        for (task, print) in prints.iter().enumerate() {
+        for task in 0..self.tasks.len() {
+            let print = &self.prints[self.tasks[task].print as usize];
             for (team, multimem) in wanted_teams(&self.core.agreed, me, print) {
                 let known = self.state.replicated.multicast.contains(&team);
                 if multimem
@@ -359,6 +369,14 @@ impl<'a> Draft<'a> {
         self.multicast.push((team.to_vec(), object, exported));
         Ok(())
     }
+}
+
+/// The index of the last one if it is equal, else of this one, added.
+fn last_or_new<T: PartialEq>(list: &mut Vec<T>, value: T) -> u32 {
+    if list.last() != Some(&value) {
+        list.push(value);
+    }
+    u32::try_from(list.len() - 1).unwrap_or(u32::MAX)
 }
 
 /// The allocations under a task, where the first is and where in it the task starts, and how long it is.

@@ -1,5 +1,7 @@
+use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Barrier, Weak};
+use std::sync::{Barrier, OnceLock, Weak};
 use std::thread;
 
 use proptest::prelude::*;
@@ -7,13 +9,47 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state
 
 use super::*;
 
-fn entry(base: usize, size: usize, id: u64) -> Entry<u64> {
-    Entry { base, size, id, value: id }
+/// An index whose windows are known by a number, which is also what lookups give back.
+#[derive(Debug, Default)]
+struct Numbered {
+    index: WindowIndex<u64>,
+    nodes: Mutex<BTreeMap<u64, Arc<Node<u64>>>>,
 }
 
-fn index_of(batch: &[(usize, usize)]) -> WindowIndex<u64> {
-    let index = WindowIndex::new();
-    index.publish(batch.iter().zip(0..).map(|(&(base, size), id)| entry(base, size, id)).collect());
+impl Numbered {
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// By base, size and number.
+    fn publish(&self, batch: Vec<(usize, usize, u64)>) {
+        let nodes = batch.into_iter().map(|(base, size, id)| Arc::new(Node::new(base, size, id).unwrap()));
+        let nodes: Vec<_> = nodes.collect();
+        self.nodes.lock().extend(nodes.iter().map(|node| (*node.value(), Arc::clone(node))));
+        self.index.publish(nodes);
+    }
+
+    fn remove(&self, id: u64) -> bool {
+        let node = self.nodes.lock().remove(&id);
+        node.is_some_and(|node| self.index.remove(&node))
+    }
+
+    fn list(&self) -> Vec<(usize, usize, u64)> {
+        self.index.iter().map(|node| (node.base(), node.size(), *node.value())).collect()
+    }
+}
+
+impl Deref for Numbered {
+    type Target = WindowIndex<u64>;
+
+    fn deref(&self) -> &WindowIndex<u64> {
+        &self.index
+    }
+}
+
+fn index_of(batch: &[(usize, usize)]) -> Numbered {
+    let index = Numbered::new();
+    index.publish(batch.iter().zip(0..).map(|(&(base, size), id)| (base, size, id)).collect());
     index
 }
 
@@ -22,7 +58,7 @@ fn bug_03_a_window_known_by_another_address_is_removed_by_identity() {
     // The reference removes a resource window by its LSA address though it was put in under another one, and so
     // removes whichever window lies below.
     let index = index_of(&[(1000, 100), (2000, 100)]);
-    index.publish(vec![entry(9000, 100, 7)]);
+    index.publish(vec![(9000, 100, 7)]);
     assert!(index.remove(7));
     assert!(!index.remove(7));
     assert_eq!((index.find(1000, 100), index.find(2000, 100), index.len()), (Some(0), Some(1), 2));
@@ -76,7 +112,7 @@ fn the_innermost_has_the_greatest_start_then_the_smallest_end_then_came_last() {
     assert_eq!(index.find(1050, 1), Some(3));
     assert_eq!(index.find(1005, 60), Some(0));
     assert_eq!(index.find(1005, 200), Some(4));
-    index.publish(vec![entry(1000, 50, 9)]); // another run
+    index.publish(vec![(1000, 50, 9)]); // another run
     assert_eq!(index.find(1005, 1), Some(9));
 }
 
@@ -92,41 +128,53 @@ fn ranges_at_the_end_of_the_address_range_do_not_wrap() {
 }
 
 #[test]
-#[cfg(debug_assertions)]
-#[should_panic(expected = "has no bytes")]
-fn a_window_of_no_bytes_does_not_exist() {
-    index_of(&[(1000, 0)]);
+fn a_window_has_bytes_and_all_of_them_exist() {
+    assert!(Node::new(1000, 0, ()).is_none());
+    assert!(Node::new(usize::MAX, 2, ()).is_none());
+    assert_eq!(Node::new(usize::MAX, 1, ()).unwrap().size(), 1);
 }
 
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "is in the index")]
-fn an_id_is_used_once() {
-    let index = index_of(&[(1000, 10)]);
-    index.publish(vec![entry(2000, 10, 0)]);
+fn a_window_is_published_once() {
+    let index = WindowIndex::new();
+    let node = Arc::new(Node::new(1000, 10, ()).unwrap());
+    index.publish(vec![Arc::clone(&node)]);
+    index.publish(vec![node]);
 }
 
-/// Leaves the index with its last handle, as a window does.
-struct Handle(Arc<WindowIndex<Weak<Handle>>>, u64);
+#[test]
+fn a_window_that_was_never_published_is_not_removed() {
+    let index = index_of(&[(1000, 10)]);
+    assert!(!index.index.remove(&Node::new(1000, 10, 7).unwrap()));
+    assert_eq!(index.len(), 1);
+}
+
+/// Leaves the index with its last reference, as a window does.
+struct Handle {
+    index: Arc<WindowIndex<Weak<Self>>>,
+    node: OnceLock<Arc<Node<Weak<Self>>>>,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.remove(self.1);
+        self.index.remove(self.node.get().unwrap());
     }
 }
 
 #[test]
 fn a_handle_that_a_lookup_held_last_leaves_the_index_as_it_goes() {
     let index: Arc<WindowIndex<Weak<Handle>>> = Arc::new(WindowIndex::new());
-    let handles: Vec<_> = (0..2).map(|id| Arc::new(Handle(Arc::clone(&index), id))).collect();
-    let entry = |handle: &Arc<Handle>| Entry { base: 0, size: 8, id: handle.1, value: Arc::downgrade(handle) };
-    index.publish(handles.iter().map(entry).collect());
+    let handle = Arc::new(Handle { index: Arc::clone(&index), node: OnceLock::new() });
+    let node = Arc::new(Node::new(0, 8, Arc::downgrade(&handle)).unwrap());
+    handle.node.set(Arc::clone(&node)).unwrap();
+    index.publish(vec![node]);
     let found = index.find_map(0, 1, Weak::upgrade).unwrap();
-    assert_eq!(found.1, 1);
-    drop(handles);
+    drop(handle);
     assert_eq!(index.len(), 1);
     drop(found);
-    assert_eq!(index.len(), 0);
+    assert_eq!((index.len(), index.find_map(0, 1, Weak::upgrade).is_none()), (0, true));
 }
 
 #[test]
@@ -136,7 +184,7 @@ fn a_thousand_cycles_beside_open_windows_copy_few_of_them() {
     let large = Arc::clone(&index.published.load()[0]);
     let mut rebuilt = 0;
     for id in 0..1_000u64 {
-        index.publish(vec![entry(64 * open, 64, 1_000_000 + id)]);
+        index.publish(vec![(64 * open, 64, 1_000_000 + id)]);
         let runs = index.published.load();
         assert!(runs.len() <= 8, "{index:?}");
         rebuilt += usize::from(!Arc::ptr_eq(&runs[0], &large));
@@ -160,7 +208,7 @@ fn empty_cells_are_bounded_by_a_fraction_of_the_living() {
 #[test]
 fn the_last_of_equal_windows_is_the_innermost_after_a_rebuild_too() {
     let index = index_of(&(0..100).map(|i| (i * 64, 64)).collect::<Vec<_>>());
-    index.publish(vec![entry(0, 64, 100)]);
+    index.publish(vec![(0, 64, 100)]);
     assert_eq!((index.find(0, 1), index.published.load().len()), (Some(100), 2));
     for id in 1..90 {
         assert!(index.remove(id));
@@ -171,19 +219,17 @@ fn the_last_of_equal_windows_is_the_innermost_after_a_rebuild_too() {
 #[test]
 fn the_list_is_sorted_from_outer_to_inner() {
     let index = index_of(&[(1200, 100), (1000, 1000), (1200, 50)]);
-    index.publish(vec![entry(500, 1, 3)]);
+    index.publish(vec![(500, 1, 3)]);
     index.remove(0);
-    let ids: Vec<u64> = index.iter().map(|entry| entry.id).collect();
-    assert_eq!(ids, [3, 1, 2]);
-    assert_eq!(index.iter().next(), Some(entry(500, 1, 3)));
+    assert_eq!(index.list(), [(500, 1, 3), (1000, 1000, 1), (1200, 50, 2)]);
 }
 
 #[test]
 fn lookups_beside_a_writer_never_see_half_a_batch() {
     // Each batch is a pair, and closes the pair before it once it is open: so of each pair's two places, there is
     // always a window to find, and who saw a pair's second window must find its first one, or a later one.
-    let pair = |round: u64| vec![entry(1024, 8, round * 2), entry(2048, 8, round * 2 + 1)];
-    let index = WindowIndex::new();
+    let pair = |round: u64| vec![(1024, 8, round * 2), (2048, 8, round * 2 + 1)];
+    let index = Numbered::new();
     index.publish(pair(0));
     let done = AtomicBool::new(false);
     let start = Barrier::new(3);
@@ -280,7 +326,7 @@ impl ReferenceStateMachine for Model {
 /// The index, with the ids that are open in order of registration.
 #[derive(Debug)]
 struct Real {
-    index: WindowIndex<u64>,
+    index: Numbered,
     open: Vec<u64>,
     next_id: u64,
 }
@@ -290,14 +336,13 @@ impl StateMachineTest for Real {
     type Reference = Model;
 
     fn init_test(_: &Model) -> Self {
-        Self { index: WindowIndex::new(), open: Vec::new(), next_id: 0 }
+        Self { index: Numbered::new(), open: Vec::new(), next_id: 0 }
     }
 
     fn apply(mut real: Self, _: &Model, step: Step) -> Self {
         match step {
             Step::Publish(batch) => {
-                let entries =
-                    batch.iter().zip(real.next_id..).map(|(&(base, size), id)| entry(base, size, id));
+                let entries = batch.iter().zip(real.next_id..).map(|(&(base, size), id)| (base, size, id));
                 real.index.publish(entries.collect());
                 real.open.extend(real.next_id..real.next_id + batch.len() as u64);
                 real.next_id += batch.len() as u64;
@@ -320,7 +365,7 @@ impl StateMachineTest for Real {
                 assert_eq!(real.index.find(address, len), model.find(address, len), "{address} + {len}");
             }
         }
-        let mut ids: Vec<u64> = real.index.iter().map(|entry| entry.id).collect();
+        let mut ids: Vec<u64> = real.index.list().into_iter().map(|window| window.2).collect();
         ids.sort_unstable();
         assert_eq!(ids, real.open);
         let runs = real.index.published.load();
