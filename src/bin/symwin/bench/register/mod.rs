@@ -1,0 +1,158 @@
+//! `symwin bench register`: what it takes until every rank may use every window.
+
+mod protocol;
+mod rank;
+mod report;
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::cli::{Maps, RegisterArgs};
+use super::meter::RankSamples;
+use super::stats::Series;
+use super::{Job, World};
+use crate::memory;
+use crate::progress::Bar;
+use crate::size::show_bytes;
+use crate::spawn::random_name;
+
+pub(crate) use self::rank::{Shared, run as rank};
+use self::report::Report;
+
+/// What every rank does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    windows: u32,
+    /// Of each window.
+    bytes: u64,
+    arena: bool,
+    /// What is measured, in turns.
+    variants: Vec<Variant>,
+    samples: u32,
+    /// How many more samples of symwin's are taken whose steps are recorded.
+    steps: u32,
+    /// By which the ranks' sockets for the baselines find each other.
+    mesh: String,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Variant {
+    /// The system calls that a registration cannot do without, one mapping for each rank in each process.
+    Bare,
+    /// The same, one mapping for each rank in each rank.
+    BareEach,
+    /// The reference's protocol with deduplication.
+    Dedup,
+    /// What taking a sample takes.
+    Nothing,
+    /// The reference's protocol.
+    Protocol,
+    Symwin,
+}
+
+impl Variant {
+    /// All of them, as they are shown.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Bare, Self::BareEach, Self::Symwin, Self::Protocol, Self::Dedup, Self::Nothing];
+
+    /// Its name for people.
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Bare => "bare calls",
+            Self::BareEach => "bare calls, ranks x ranks maps",
+            Self::Dedup => "per-window protocol with dedup",
+            Self::Nothing => "nothing",
+            Self::Protocol => "per-window protocol",
+            Self::Symwin => "symwin",
+        }
+    }
+
+    /// Its name among the samples.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::BareEach => "bare_each",
+            Self::Dedup => "dedup",
+            Self::Nothing => "nothing",
+            Self::Protocol => "protocol",
+            Self::Symwin => "symwin",
+        }
+    }
+}
+
+/// Everything of one number of windows.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// By rank, of every launch after each other.
+    pub(crate) ranks: Vec<Series>,
+    pub(crate) rounds: Vec<u64>,
+    pub(crate) steps: Vec<Vec<(String, u64)>>,
+}
+
+pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
+    let world = args.world.world(args.maps == Maps::Each);
+    let most = args.windows.iter().copied().max().unwrap_or(1);
+    let bytes = args.bytes.max(1).checked_next_multiple_of(4096);
+    let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
+    memory::check(&format!("{most} windows x {} x {} ranks", show_bytes(args.bytes), world.ranks), need)?;
+    let variants = variants(args, &world);
+    let launches = launches(args.output.samples);
+    let units = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum::<u64>();
+    let length = units * variants.len() as u64 * args.windows.len() as u64;
+    let bar = Bar::new(length, !args.output.json);
+    let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
+    for samples in launches {
+        for (windows, measured) in args.windows.iter().zip(&mut measured) {
+            let (variants, mesh) = (variants.clone(), random_name()?);
+            let (windows, bytes, arena) = (*windows, args.bytes, args.arena);
+            let plan = Plan { windows, bytes, arena, variants, samples, steps: STEPS, mesh };
+            measured.add(world.measure(&Job::Register(plan), &bar)?);
+        }
+    }
+    drop(bar);
+    let reports = args.windows.iter().zip(&measured);
+    let reports = reports.map(|(windows, measured)| Report::new(args, &world, *windows, measured));
+    let texts: Vec<String> =
+        reports.map(|report| if args.output.json { report.to_json() } else { report.to_table() }).collect();
+    io::stdout().write_all(texts.concat().as_bytes()).context("writing to standard output")
+}
+
+impl Measured {
+    fn add(&mut self, mut told: Vec<RankSamples>) {
+        told.sort_by_key(|told| told.rank);
+        self.ranks.resize_with(told.len(), Series::new);
+        for (all, told) in self.ranks.iter_mut().zip(told) {
+            for (name, samples) in told.series {
+                all.entry(name).or_default().extend(samples);
+            }
+            self.rounds.extend(told.rounds);
+            self.steps.extend(told.steps);
+        }
+    }
+}
+
+fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
+    let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare, Variant::Protocol];
+    if world.ranks_per_process != Some(1) && !world.apart {
+        variants.push(Variant::BareEach);
+    }
+    if args.arena {
+        // Where each window has an allocation of its own, there is nothing to recognise.
+        variants.push(Variant::Dedup);
+    }
+    variants
+}
+
+/// How many samples each launch of the ranks takes: a launch may be lucky with its processors and its addresses.
+fn launches(samples: u32) -> Vec<u32> {
+    let each = samples.div_ceil(LAUNCHES);
+    (0..samples).step_by(each as usize).map(|first| each.min(samples - first)).collect()
+}
+
+const LAUNCHES: u32 = 3;
+/// Of each launch.
+const STEPS: u32 = 5;

@@ -1,0 +1,194 @@
+//! What `symwin bench register` has to say of one number of windows.
+
+use std::collections::BTreeMap;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Map, Value, json};
+
+use super::super::World;
+use super::super::cli::{Maps, RegisterArgs};
+use super::super::stats::{Figure, merge};
+use super::{Measured, Variant};
+use crate::size::show_bytes;
+
+/// One number of windows.
+#[derive(Debug)]
+pub(crate) struct Report {
+    world: World,
+    windows: u32,
+    bytes: u64,
+    arena: bool,
+    each: bool,
+    /// By variant's name: microseconds of wall time and of processors' time for each window.
+    figures: BTreeMap<&'static str, (Figure, Figure)>,
+    /// How many rounds of messages a group took: the most of any.
+    rounds: u64,
+    /// Of a group, in order: name and microseconds. The median over ranks and samples.
+    steps: Vec<(String, Figure)>,
+}
+
+impl Report {
+    pub(crate) fn new(args: &RegisterArgs, world: &World, windows: u32, measured: &Measured) -> Self {
+        let per_window = 1.0 / (1e3 * f64::from(windows));
+        let figure = |variant: Variant| {
+            let (wall, cpu) = merge(&measured.ranks, variant.name());
+            let scaled = |samples| Some(Figure::new(samples)?.scaled(per_window));
+            Some((variant.name(), (scaled(wall)?, scaled(cpu)?)))
+        };
+        Self {
+            world: *world,
+            windows,
+            bytes: args.bytes,
+            arena: args.arena,
+            each: args.maps == Maps::Each,
+            figures: Variant::ALL.into_iter().filter_map(figure).collect(),
+            rounds: measured.rounds.iter().copied().max().unwrap_or(0),
+            steps: steps(&measured.steps),
+        }
+    }
+
+    /// One JSON object on one line.
+    pub(crate) fn to_json(&self) -> String {
+        let wall = |variant: Variant| self.wall(variant).map(|figure| figure.median);
+        let cpu = |variant: Variant| self.cpu(variant).map(|figure| figure.median);
+        let dedup = if self.arena { Variant::Dedup } else { Variant::Protocol };
+        let each = if self.each || self.world.ranks_per_process == Some(1) {
+            Variant::Bare
+        } else {
+            Variant::BareEach
+        };
+        let per_rank = |cpu: f64| cpu / f64::from(self.world.ranks);
+        let spreads = |of: fn(&(Figure, Figure)) -> Figure| -> Map<String, Value> {
+            self.figures.iter().map(|(name, figures)| ((*name).to_owned(), of(figures).to_json())).collect()
+        };
+        let steps: Map<String, Value> =
+            self.steps.iter().map(|(name, figure)| (name.clone(), figure.median.into())).collect();
+        let json = json!({
+            "bench": "register",
+            "ranks": self.world.ranks,
+            "processes": self.world.processes(),
+            "mode": self.world.mode(),
+            "maps": if self.each { "each" } else { "shared" },
+            "windows": self.windows,
+            "bytes": self.bytes,
+            "arena": self.arena,
+            "samples": self.wall(Variant::Symwin).map(|figure| figure.samples),
+            "rounds_per_group": self.rounds,
+            "us_per_window": wall(Variant::Symwin),
+            "baseline_us_per_window": wall(Variant::Protocol),
+            "baseline_dedup_us_per_window": wall(dedup),
+            "syscalls_us_per_window": wall(Variant::Bare),
+            "syscalls_each_us_per_window": wall(each),
+            "cpu_us_per_window": cpu(Variant::Symwin),
+            "cpu_us_per_rank_and_window": cpu(Variant::Symwin).map(per_rank),
+            "baseline_cpu_us_per_window": cpu(Variant::Protocol),
+            "syscalls_cpu_us_per_window": cpu(Variant::Bare),
+            "nothing_us_per_sample": wall(Variant::Nothing).map(|us| us * f64::from(self.windows)),
+            "steps_us": steps,
+            "wall_us_per_window": spreads(|(wall, _)| *wall),
+            "processors_us_per_window": spreads(|(_, cpu)| *cpu),
+        });
+        format!("{json}\n")
+    }
+
+    /// As people read it.
+    pub(crate) fn to_table(&self) -> String {
+        let mut lines = vec![self.headline(), self.figures_table().to_string()];
+        for (above, below) in [
+            (Variant::Symwin, Variant::Bare),
+            (Variant::Protocol, Variant::Symwin),
+            (Variant::Dedup, Variant::Symwin),
+        ] {
+            if let (Some(above_figure), Some(below_figure)) = (self.wall(above), self.wall(below)) {
+                let ratio = above_figure.median / below_figure.median;
+                lines.push(format!("{} / {}: {ratio:.2}", above.title(), below.title()));
+            }
+        }
+        if let Some(nothing) = self.wall(Variant::Nothing) {
+            let skew = nothing.median * f64::from(self.windows);
+            lines.push(format!("of each sample, ranks begin and end apart: {skew:.1} us"));
+        }
+        lines.push(format!("rounds of messages for the group: {}", self.rounds));
+        lines.push(self.steps_table().to_string());
+        lines.join("\n") + "\n\n"
+    }
+
+    fn wall(&self, variant: Variant) -> Option<Figure> {
+        self.figures.get(variant.name()).map(|(wall, _)| *wall)
+    }
+
+    fn cpu(&self, variant: Variant) -> Option<Figure> {
+        self.figures.get(variant.name()).map(|(_, cpu)| *cpu)
+    }
+
+    fn headline(&self) -> String {
+        let (ranks, windows, bytes) = (self.world.ranks, self.windows, show_bytes(self.bytes));
+        let place = match (self.world.processes(), self.each) {
+            (1, true) => "as threads, each mapping for itself".to_owned(),
+            (1, false) => "as threads".to_owned(),
+            (processes, _) => format!("in {processes} processes"),
+        };
+        let memory = if self.arena { "from one allocation" } else { "each its own allocation" };
+        format!("{ranks} ranks {place}, {windows} windows of {bytes}, {memory}")
+    }
+
+    fn figures_table(&self) -> Table {
+        let mut table = Table::new();
+        let header = ["us per window", "median", "quartiles", "range", "processors (all ranks)"];
+        table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
+        for variant in Variant::ALL.into_iter().filter(|variant| *variant != Variant::Nothing) {
+            let (Some(wall), Some(cpu)) = (self.wall(variant), self.cpu(variant)) else { continue };
+            table.add_row([
+                variant.title().to_owned(),
+                show(wall.median),
+                format!("{}..{}", show(wall.low), show(wall.high)),
+                format!("{}..{}", show(wall.min), show(wall.max)),
+                show(cpu.median),
+            ]);
+        }
+        right(&mut table, 1..5);
+        table
+    }
+
+    fn steps_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
+            "step of the group",
+            "us (median)",
+            "quartiles",
+        ]);
+        for (name, figure) in &self.steps {
+            let quartiles = format!("{}..{}", show(figure.low), show(figure.high));
+            table.add_row([name.clone(), show(figure.median), quartiles]);
+        }
+        right(&mut table, 1..3);
+        table
+    }
+}
+
+/// Each step's figure over all ranks and samples, in the order in which they came up.
+fn steps(recorded: &[Vec<(String, u64)>]) -> Vec<(String, Figure)> {
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in recorded.iter().flatten() {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let figure = |name: &str| {
+        let of_name = recorded.iter().flatten().filter(|(other, _)| other == name);
+        Some((name.to_owned(), Figure::new(of_name.map(|(_, nanos)| *nanos as f64 / 1e3))?))
+    };
+    names.into_iter().filter_map(figure).collect()
+}
+
+fn right(table: &mut Table, columns: std::ops::Range<usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+fn show(us: f64) -> String {
+    if us < 10.0 { format!("{us:.2}") } else { format!("{us:.1}") }
+}
