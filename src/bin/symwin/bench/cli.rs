@@ -43,6 +43,10 @@ pub(crate) struct RegisterArgs {
     #[arg(long, value_name = "HOW", default_value = "shared", conflicts_with = "procs")]
     pub(crate) maps: Maps,
 
+    /// Take samples of symwin only, and show strace where they begin and end
+    #[arg(long, hide = true)]
+    pub(crate) traced: bool,
+
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -5,13 +5,16 @@
 
 pub(crate) mod cli;
 mod clock;
+mod foreign;
 mod lineup;
 mod mesh;
 mod meter;
+mod mpi;
 mod raw;
 mod register;
 mod stats;
 mod steps;
+mod syscalls;
 
 use std::env;
 use std::time::Duration;

@@ -4,6 +4,7 @@ mod protocol;
 mod rank;
 mod report;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use anyhow::Context;
@@ -11,7 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::cli::{Maps, RegisterArgs};
 use super::meter::RankSamples;
+use super::mpi::{Mpi, Mpis};
 use super::stats::Series;
+use super::syscalls::{self, Counts};
 use super::{Job, World};
 use crate::memory;
 use crate::progress::Bar;
@@ -33,6 +36,8 @@ pub(crate) struct Plan {
     samples: u32,
     /// How many more samples of symwin's are taken whose steps are recorded.
     steps: u32,
+    /// Whether ranks show strace where samples begin and end.
+    marks: bool,
     /// By which the ranks' sockets for the baselines find each other.
     mesh: String,
 }
@@ -91,6 +96,10 @@ pub(crate) struct Measured {
     pub(crate) ranks: Vec<Series>,
     pub(crate) rounds: Vec<u64>,
     pub(crate) steps: Vec<Vec<(String, u64)>>,
+    /// What each MPI says: nanoseconds of each sample.
+    pub(crate) mpi: BTreeMap<&'static str, anyhow::Result<Vec<f64>>>,
+    /// Calls of one group.
+    pub(crate) syscalls: Option<anyhow::Result<Counts>>,
 }
 
 pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
@@ -99,29 +108,85 @@ pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
     let bytes = args.bytes.max(1).checked_next_multiple_of(4096);
     let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
     memory::check(&format!("{most} windows x {} x {} ranks", show_bytes(args.bytes), world.ranks), need)?;
-    let variants = variants(args, &world);
-    let launches = launches(args.output.samples);
-    let units = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum::<u64>();
-    let length = units * variants.len() as u64 * args.windows.len() as u64;
-    let bar = Bar::new(length, !args.output.json);
-    let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
-    for samples in launches {
-        for (windows, measured) in args.windows.iter().zip(&mut measured) {
-            let (variants, mesh) = (variants.clone(), random_name()?);
-            let (windows, bytes, arena) = (*windows, args.bytes, args.arena);
-            let plan = Plan { windows, bytes, arena, variants, samples, steps: STEPS, mesh };
-            measured.add(world.measure(&Job::Register(plan), &bar)?);
-        }
+    if args.traced {
+        let plan = Plan { marks: true, ..plan(args, vec![Variant::Symwin], most, args.output.samples)? };
+        world.measure(&Job::Register(plan), &Bar::new(0, false))?;
+        return Ok(());
     }
-    drop(bar);
-    let reports = args.windows.iter().zip(&measured);
-    let reports = reports.map(|(windows, measured)| Report::new(args, &world, *windows, measured));
+    let mpis = if args.output.no_mpi { Mpis::none() } else { Mpis::find()? };
+    let measured = measure(args, &world, &mpis)?;
+    let reports = args.windows.iter().zip(measured);
+    let reports = reports.map(|(windows, measured)| Report::new(args, &world, *windows, &measured, &mpis));
     let texts: Vec<String> =
         reports.map(|report| if args.output.json { report.to_json() } else { report.to_table() }).collect();
     io::stdout().write_all(texts.concat().as_bytes()).context("writing to standard output")
 }
 
+/// Everything, by number of windows. Launches of the ranks and of the MPIs take turns.
+fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Vec<Measured>> {
+    let variants = variants(args, world);
+    let launches = launches(args.output.samples);
+    let units: u64 = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum();
+    let length = units * variants.len() as u64 * args.windows.len() as u64;
+    let bar = Bar::new(length, !args.output.json);
+    let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
+    for samples in launches {
+        for (windows, measured) in args.windows.iter().zip(&mut measured) {
+            let plan = plan(args, variants.clone(), *windows, samples)?;
+            measured.add(world.measure(&Job::Register(plan), &bar)?);
+            for mpi in &mpis.found {
+                measured.add_mpi(mpi, world.ranks, mpi_windows(*windows), args.bytes, samples);
+            }
+        }
+    }
+    for (windows, measured) in args.windows.iter().zip(&mut measured) {
+        measured.syscalls = Some(syscalls::count(traced(args, world, *windows), world.ranks));
+    }
+    Ok(measured)
+}
+
+fn plan(args: &RegisterArgs, variants: Vec<Variant>, windows: u32, samples: u32) -> anyhow::Result<Plan> {
+    let steps = if args.traced { 0 } else { STEPS };
+    let (bytes, arena, mesh) = (args.bytes, args.arena, random_name()?);
+    Ok(Plan { windows, bytes, arena, variants, samples, steps, marks: false, mesh })
+}
+
+/// The arguments of a run whose calls are counted.
+fn traced(args: &RegisterArgs, world: &World, windows: u32) -> Vec<String> {
+    let numbers =
+        [("--ranks", u64::from(world.ranks)), ("--windows", windows.into()), ("--bytes", args.bytes)];
+    let mut traced = vec!["bench".to_owned(), "register".to_owned(), "--traced".to_owned()];
+    traced.extend(numbers.iter().flat_map(|(name, number)| [(*name).to_owned(), number.to_string()]));
+    traced.extend(["--samples".to_owned(), "3".to_owned()]);
+    if world.ranks_per_process.is_some() {
+        traced.extend(["--procs".to_owned(), world.processes().to_string()]);
+    }
+    if world.apart {
+        traced.extend(["--maps".to_owned(), "each".to_owned()]);
+    }
+    if args.arena {
+        traced.push("--arena".to_owned());
+    }
+    traced
+}
+
+/// How many windows an MPI is given: they come one after the other, and some of them take tens of milliseconds each.
+pub(crate) fn mpi_windows(windows: u32) -> u32 {
+    windows.min(16)
+}
+
 impl Measured {
+    fn add_mpi(&mut self, mpi: &Mpi, ranks: u32, windows: u32, bytes: u64, samples: u32) {
+        let args = ["windows".to_owned(), windows.to_string(), bytes.to_string(), samples.to_string()];
+        let all = self.mpi.entry(mpi.name).or_insert_with(|| Ok(Vec::new()));
+        // One that has failed is not tried again.
+        let Ok(samples) = all else { return };
+        match mpi.samples(ranks, &args) {
+            Ok(more) => samples.extend(more),
+            Err(error) => *all = Err(error),
+        }
+    }
+
     fn add(&mut self, mut told: Vec<RankSamples>) {
         told.sort_by_key(|told| told.rank);
         self.ranks.resize_with(told.len(), Series::new);

@@ -12,6 +12,7 @@ use super::super::mesh::Mesh;
 use super::super::meter::{Meter, RankSamples};
 use super::super::raw::Range;
 use super::super::steps::Recording;
+use super::super::syscalls::{self, Mark};
 use super::protocol::{self, Exchange, Shape};
 use super::{Plan, Variant};
 use crate::progress::Progress;
@@ -57,7 +58,7 @@ fn steps(
     rank: u32,
     meter: &mut Meter<'_>,
 ) -> anyhow::Result<Vec<Vec<(String, u64)>>> {
-    let Some(recording) = Recording::start() else { return Ok(Vec::new()) };
+    let Some(recording) = Recording::start().filter(|_| plan.steps > 0) else { return Ok(Vec::new()) };
     let mut steps = Vec::new();
     // The first one finds that recording itself is new.
     for round in 0..=plan.steps {
@@ -74,6 +75,7 @@ fn steps(
 struct Bench<'a> {
     comm: &'a Communicator,
     lineup: &'a LineUp,
+    marks: bool,
     shape: Shape,
     slices: Vec<BufferSlice>,
     /// The descriptors of the slices' allocations.
@@ -111,6 +113,7 @@ impl<'a> Bench<'a> {
         Ok(Self {
             comm,
             lineup,
+            marks: plan.marks,
             shape,
             slices,
             own,
@@ -159,11 +162,18 @@ impl<'a> Bench<'a> {
 
     /// One group with all windows.
     fn register(&self) -> anyhow::Result<Vec<Window>> {
+        if self.marks {
+            syscalls::mark(Mark::Begin);
+        }
         let group = Group::named("symwin bench");
         let register = |slice| group.register(self.comm, slice, WindowFlags::COLL_SYMMETRIC);
         let pending: Vec<_> = self.slices.iter().map(register).collect();
         group.end().map_err(symwin::Error::from)?;
-        Ok(pending.into_iter().map(|window| window.wait()).collect::<symwin::Result<_>>()?)
+        let windows = pending.into_iter().map(|window| window.wait()).collect::<symwin::Result<_>>()?;
+        if self.marks {
+            syscalls::mark(Mark::End);
+        }
+        Ok(windows)
     }
 
     /// Closes all windows. That they are closed rides on the next batch, so there is one that does nothing else.

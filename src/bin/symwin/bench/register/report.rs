@@ -7,9 +7,12 @@ use serde_json::{Map, Value, json};
 
 use super::super::World;
 use super::super::cli::{Maps, RegisterArgs};
+use super::super::mpi::Mpis;
 use super::super::stats::{Figure, merge};
-use super::{Measured, Variant};
+use super::super::syscalls::Counts;
+use super::{Measured, Variant, mpi_windows};
 use crate::size::show_bytes;
+use crate::table::plural;
 
 /// One number of windows.
 #[derive(Debug)]
@@ -25,15 +28,32 @@ pub(crate) struct Report {
     rounds: u64,
     /// Of a group, in order: name and microseconds. The median over ranks and samples.
     steps: Vec<(String, Figure)>,
+    /// Microseconds for each window, or why there are none.
+    mpi: Vec<(&'static str, Result<Figure, String>)>,
+    /// Calls of one group of all ranks, or why they were not counted.
+    syscalls: Result<Counts, String>,
 }
 
 impl Report {
-    pub(crate) fn new(args: &RegisterArgs, world: &World, windows: u32, measured: &Measured) -> Self {
+    pub(crate) fn new(
+        args: &RegisterArgs,
+        world: &World,
+        windows: u32,
+        measured: &Measured,
+        mpis: &Mpis,
+    ) -> Self {
         let per_window = 1.0 / (1e3 * f64::from(windows));
         let figure = |variant: Variant| {
             let (wall, cpu) = merge(&measured.ranks, variant.name());
             let scaled = |samples| Some(Figure::new(samples)?.scaled(per_window));
             Some((variant.name(), (scaled(wall)?, scaled(cpu)?)))
+        };
+        let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
+        let mpi = measured.mpi.iter().map(|(name, samples)| (*name, mpi(samples, windows))).chain(absent);
+        let syscalls = match &measured.syscalls {
+            Some(Ok(counts)) => Ok(counts.clone()),
+            Some(Err(why)) => Err(format!("{why:#}")),
+            None => Err("nobody asked".to_owned()),
         };
         Self {
             world: *world,
@@ -44,6 +64,8 @@ impl Report {
             figures: Variant::ALL.into_iter().filter_map(figure).collect(),
             rounds: measured.rounds.iter().copied().max().unwrap_or(0),
             steps: steps(&measured.steps),
+            mpi: mpi.collect(),
+            syscalls,
         }
     }
 
@@ -63,6 +85,8 @@ impl Report {
         };
         let steps: Map<String, Value> =
             self.steps.iter().map(|(name, figure)| (name.clone(), figure.median.into())).collect();
+        let mpi: Map<String, Value> =
+            self.mpi.iter().map(|(name, figure)| ((*name).to_owned(), mpi_json(figure))).collect();
         let json = json!({
             "bench": "register",
             "ranks": self.world.ranks,
@@ -84,7 +108,11 @@ impl Report {
             "baseline_cpu_us_per_window": cpu(Variant::Protocol),
             "syscalls_cpu_us_per_window": cpu(Variant::Bare),
             "nothing_us_per_sample": wall(Variant::Nothing).map(|us| us * f64::from(self.windows)),
+            "syscalls_per_group": self.syscalls.as_ref().ok().map(|counts| counts.values().sum::<u64>()),
+            "syscalls_by_name": self.syscalls.as_ref().ok(),
             "steps_us": steps,
+            "mpi_windows": mpi_windows(self.windows),
+            "mpi_us_per_window": mpi,
             "wall_us_per_window": spreads(|(wall, _)| *wall),
             "processors_us_per_window": spreads(|(_, cpu)| *cpu),
         });
@@ -104,12 +132,27 @@ impl Report {
                 lines.push(format!("{} / {}: {ratio:.2}", above.title(), below.title()));
             }
         }
+        for (name, figure) in &self.mpi {
+            match figure {
+                Ok(figure) => {
+                    let ratio = self.wall(Variant::Symwin).map(|symwin| figure.median / symwin.median);
+                    lines.extend(ratio.map(|ratio| format!("{name} / symwin: {ratio:.2}")));
+                }
+                Err(why) => lines.push(format!("{name}: not measured: {why}")),
+            }
+        }
         if let Some(nothing) = self.wall(Variant::Nothing) {
             let skew = nothing.median * f64::from(self.windows);
             lines.push(format!("of each sample, ranks begin and end apart: {skew:.1} us"));
         }
         lines.push(format!("rounds of messages for the group: {}", self.rounds));
-        lines.push(self.steps_table().to_string());
+        lines.push(match &self.syscalls {
+            Ok(counts) => show_calls(counts),
+            Err(why) => format!("system calls of the group: not counted: {why}"),
+        });
+        if !self.steps.is_empty() {
+            lines.push(self.steps_table().to_string());
+        }
         lines.join("\n") + "\n\n"
     }
 
@@ -129,7 +172,7 @@ impl Report {
             (processes, _) => format!("in {processes} processes"),
         };
         let memory = if self.arena { "from one allocation" } else { "each its own allocation" };
-        format!("{ranks} ranks {place}, {windows} windows of {bytes}, {memory}")
+        format!("{} {place}, {} of {bytes}, {memory}", plural(ranks, "rank"), plural(windows, "window"))
     }
 
     fn figures_table(&self) -> Table {
@@ -144,6 +187,16 @@ impl Report {
                 format!("{}..{}", show(wall.low), show(wall.high)),
                 format!("{}..{}", show(wall.min), show(wall.max)),
                 show(cpu.median),
+            ]);
+        }
+        for (name, figure) in &self.mpi {
+            let Ok(figure) = figure else { continue };
+            table.add_row([
+                format!("{name}: {} of MPI_Win_allocate_shared", mpi_windows(self.windows)),
+                show(figure.median),
+                format!("{}..{}", show(figure.low), show(figure.high)),
+                format!("{}..{}", show(figure.min), show(figure.max)),
+                String::new(),
             ]);
         }
         right(&mut table, 1..5);
@@ -179,6 +232,28 @@ fn steps(recorded: &[Vec<(String, u64)>]) -> Vec<(String, Figure)> {
         Some((name.to_owned(), Figure::new(of_name.map(|(_, nanos)| *nanos as f64 / 1e3))?))
     };
     names.into_iter().filter_map(figure).collect()
+}
+
+fn mpi(samples: &anyhow::Result<Vec<f64>>, windows: u32) -> Result<Figure, String> {
+    let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
+    let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
+    Ok(figure.scaled(1.0 / (1e3 * f64::from(mpi_windows(windows)))))
+}
+
+fn mpi_json(figure: &Result<Figure, String>) -> Value {
+    match figure {
+        Ok(figure) => figure.to_json(),
+        Err(why) => json!({ "not_measured": why }),
+    }
+}
+
+/// The most frequent calls first.
+fn show_calls(counts: &Counts) -> String {
+    let mut sorted: Vec<_> = counts.iter().collect();
+    sorted.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let all: u64 = counts.values().sum();
+    let kinds: Vec<_> = sorted.iter().take(8).map(|(name, count)| format!("{name} {count}")).collect();
+    format!("system calls of the group, all ranks: {all} ({})", kinds.join(", "))
 }
 
 fn right(table: &mut Table, columns: std::ops::Range<usize>) {
