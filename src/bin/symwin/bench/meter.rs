@@ -20,6 +20,17 @@ pub(crate) struct RankSamples {
     pub(crate) steps: Vec<Vec<(String, u64)>>,
 }
 
+/// Adds what the ranks of a launch have said to what those before them said, by rank.
+pub(crate) fn add(all: &mut Vec<Series>, mut told: Vec<RankSamples>) {
+    told.sort_by_key(|told| told.rank);
+    all.resize_with(told.len(), Series::new);
+    for (all, told) in all.iter_mut().zip(told) {
+        for (name, samples) in told.series {
+            all.entry(name).or_default().extend(samples);
+        }
+    }
+}
+
 /// Takes samples of one rank, together with all others.
 pub(crate) struct Meter<'a> {
     lineup: &'a LineUp,

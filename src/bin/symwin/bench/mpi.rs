@@ -1,5 +1,6 @@
 //! Open MPI and MPICH, where they are installed: a C program is compiled with each and launched with as many ranks.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -49,8 +50,18 @@ impl Mpis {
 }
 
 impl Mpi {
-    /// Runs the program with its arguments as so many ranks. Returns nanoseconds of each sample.
-    pub(crate) fn samples(&self, ranks: u32, args: &[String]) -> anyhow::Result<Vec<f64>> {
+    /// Runs the program with its arguments as so many ranks, and adds what it says.
+    pub(crate) fn add(&self, all: &mut MpiSamples, ranks: u32, args: &[String]) {
+        let all = all.entry(self.name).or_insert_with(|| Ok(Vec::new()));
+        // One that has failed is not tried again.
+        let Ok(samples) = all else { return };
+        match self.samples(ranks, args) {
+            Ok(more) => samples.extend(more),
+            Err(error) => *all = Err(error),
+        }
+    }
+
+    fn samples(&self, ranks: u32, args: &[String]) -> anyhow::Result<Vec<f64>> {
         let mut command = self.launch.clone();
         command.extend(["-np".to_owned(), ranks.to_string(), self.program.to_string_lossy().into_owned()]);
         command.extend_from_slice(args);
@@ -59,6 +70,9 @@ impl Mpi {
         samples.with_context(|| format!("{} says something else than numbers", self.name))
     }
 }
+
+/// What each MPI says, by name: nanoseconds of each sample, or why there are none.
+pub(crate) type MpiSamples = BTreeMap<&'static str, anyhow::Result<Vec<f64>>>;
 
 /// How an MPI is called.
 struct Kind {

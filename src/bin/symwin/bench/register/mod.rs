@@ -4,18 +4,17 @@ mod protocol;
 mod rank;
 mod report;
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::cli::{Maps, RegisterArgs};
-use super::meter::RankSamples;
-use super::mpi::{Mpi, Mpis};
+use super::meter::{self, RankSamples};
+use super::mpi::{Mpi, MpiSamples, Mpis};
 use super::stats::Series;
 use super::syscalls::{self, Counts};
-use super::{Job, World};
+use super::{Job, World, launches};
 use crate::memory;
 use crate::progress::Bar;
 use crate::size::show_bytes;
@@ -97,7 +96,7 @@ pub(crate) struct Measured {
     pub(crate) rounds: Vec<u64>,
     pub(crate) steps: Vec<Vec<(String, u64)>>,
     /// What each MPI says: nanoseconds of each sample.
-    pub(crate) mpi: BTreeMap<&'static str, anyhow::Result<Vec<f64>>>,
+    pub(crate) mpi: MpiSamples,
     /// Calls of one group.
     pub(crate) syscalls: Option<anyhow::Result<Counts>>,
 }
@@ -113,7 +112,7 @@ pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
         world.measure(&Job::Register(plan), &Bar::new(0, false))?;
         return Ok(());
     }
-    let mpis = if args.output.no_mpi { Mpis::none() } else { Mpis::find()? };
+    let mpis = args.mpi.find()?;
     let measured = measure(args, &world, &mpis)?;
     let reports = args.windows.iter().zip(measured);
     let reports = reports.map(|(windows, measured)| Report::new(args, &world, *windows, &measured, &mpis));
@@ -178,25 +177,15 @@ pub(crate) fn mpi_windows(windows: u32) -> u32 {
 impl Measured {
     fn add_mpi(&mut self, mpi: &Mpi, ranks: u32, windows: u32, bytes: u64, samples: u32) {
         let args = ["windows".to_owned(), windows.to_string(), bytes.to_string(), samples.to_string()];
-        let all = self.mpi.entry(mpi.name).or_insert_with(|| Ok(Vec::new()));
-        // One that has failed is not tried again.
-        let Ok(samples) = all else { return };
-        match mpi.samples(ranks, &args) {
-            Ok(more) => samples.extend(more),
-            Err(error) => *all = Err(error),
-        }
+        mpi.add(&mut self.mpi, ranks, &args);
     }
 
     fn add(&mut self, mut told: Vec<RankSamples>) {
-        told.sort_by_key(|told| told.rank);
-        self.ranks.resize_with(told.len(), Series::new);
-        for (all, told) in self.ranks.iter_mut().zip(told) {
-            for (name, samples) in told.series {
-                all.entry(name).or_default().extend(samples);
-            }
-            self.rounds.extend(told.rounds);
-            self.steps.extend(told.steps);
+        for told in &mut told {
+            self.rounds.append(&mut told.rounds);
+            self.steps.append(&mut told.steps);
         }
+        meter::add(&mut self.ranks, told);
     }
 }
 
@@ -212,12 +201,5 @@ fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
     variants
 }
 
-/// How many samples each launch of the ranks takes: a launch may be lucky with its processors and its addresses.
-fn launches(samples: u32) -> Vec<u32> {
-    let each = samples.div_ceil(LAUNCHES);
-    (0..samples).step_by(each as usize).map(|first| each.min(samples - first)).collect()
-}
-
-const LAUNCHES: u32 = 3;
 /// Of each launch.
 const STEPS: u32 = 5;

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Table, presets};
 use serde_json::{Map, Value, json};
 
 use super::super::World;
 use super::super::cli::{Maps, RegisterArgs};
 use super::super::mpi::Mpis;
+use super::super::output::{figure_json, figures_table, mpi_figure, right, show};
 use super::super::stats::{Figure, merge};
 use super::super::syscalls::Counts;
 use super::{Measured, Variant, mpi_windows};
@@ -49,7 +50,13 @@ impl Report {
             Some((variant.name(), (scaled(wall)?, scaled(cpu)?)))
         };
         let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
-        let mpi = measured.mpi.iter().map(|(name, samples)| (*name, mpi(samples, windows))).chain(absent);
+        let mpi = measured
+            .mpi
+            .iter()
+            .map(|(name, samples)| {
+                (*name, mpi_figure(samples, 1.0 / (1e3 * f64::from(mpi_windows(windows)))))
+            })
+            .chain(absent);
         let syscalls = match &measured.syscalls {
             Some(Ok(counts)) => Ok(counts.clone()),
             Some(Err(why)) => Err(format!("{why:#}")),
@@ -86,7 +93,7 @@ impl Report {
         let steps: Map<String, Value> =
             self.steps.iter().map(|(name, figure)| (name.clone(), figure.median.into())).collect();
         let mpi: Map<String, Value> =
-            self.mpi.iter().map(|(name, figure)| ((*name).to_owned(), mpi_json(figure))).collect();
+            self.mpi.iter().map(|(name, figure)| ((*name).to_owned(), figure_json(figure))).collect();
         let json = json!({
             "bench": "register",
             "ranks": self.world.ranks,
@@ -166,41 +173,22 @@ impl Report {
 
     fn headline(&self) -> String {
         let (ranks, windows, bytes) = (self.world.ranks, self.windows, show_bytes(self.bytes));
-        let place = match (self.world.processes(), self.each) {
-            (1, true) => "as threads, each mapping for itself".to_owned(),
-            (1, false) => "as threads".to_owned(),
-            (processes, _) => format!("in {processes} processes"),
-        };
+        let place = self.world.describe();
         let memory = if self.arena { "from one allocation" } else { "each its own allocation" };
         format!("{} {place}, {} of {bytes}, {memory}", plural(ranks, "rank"), plural(windows, "window"))
     }
 
     fn figures_table(&self) -> Table {
-        let mut table = Table::new();
-        let header = ["us per window", "median", "quartiles", "range", "processors (all ranks)"];
-        table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
-        for variant in Variant::ALL.into_iter().filter(|variant| *variant != Variant::Nothing) {
-            let (Some(wall), Some(cpu)) = (self.wall(variant), self.cpu(variant)) else { continue };
-            table.add_row([
-                variant.title().to_owned(),
-                show(wall.median),
-                format!("{}..{}", show(wall.low), show(wall.high)),
-                format!("{}..{}", show(wall.min), show(wall.max)),
-                show(cpu.median),
-            ]);
-        }
-        for (name, figure) in &self.mpi {
-            let Ok(figure) = figure else { continue };
-            table.add_row([
-                format!("{name}: {} of MPI_Win_allocate_shared", mpi_windows(self.windows)),
-                show(figure.median),
-                format!("{}..{}", show(figure.low), show(figure.high)),
-                format!("{}..{}", show(figure.min), show(figure.max)),
-                String::new(),
-            ]);
-        }
-        right(&mut table, 1..5);
-        table
+        let shown = Variant::ALL.into_iter().filter(|variant| *variant != Variant::Nothing);
+        let mut rows: Vec<_> = shown
+            .filter_map(|variant| Some((variant.title().to_owned(), self.wall(variant)?, self.cpu(variant))))
+            .collect();
+        let windows = mpi_windows(self.windows);
+        rows.extend(self.mpi.iter().filter_map(|(name, figure)| {
+            let title = format!("{name}: {windows} of MPI_Win_allocate_shared");
+            Some((title, *figure.as_ref().ok()?, None))
+        }));
+        figures_table("us per window", &rows)
     }
 
     fn steps_table(&self) -> Table {
@@ -234,19 +222,6 @@ fn steps(recorded: &[Vec<(String, u64)>]) -> Vec<(String, Figure)> {
     names.into_iter().filter_map(figure).collect()
 }
 
-fn mpi(samples: &anyhow::Result<Vec<f64>>, windows: u32) -> Result<Figure, String> {
-    let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
-    let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
-    Ok(figure.scaled(1.0 / (1e3 * f64::from(mpi_windows(windows)))))
-}
-
-fn mpi_json(figure: &Result<Figure, String>) -> Value {
-    match figure {
-        Ok(figure) => figure.to_json(),
-        Err(why) => json!({ "not_measured": why }),
-    }
-}
-
 /// The most frequent calls first.
 fn show_calls(counts: &Counts) -> String {
     let mut sorted: Vec<_> = counts.iter().collect();
@@ -254,16 +229,4 @@ fn show_calls(counts: &Counts) -> String {
     let all: u64 = counts.values().sum();
     let kinds: Vec<_> = sorted.iter().take(8).map(|(name, count)| format!("{name} {count}")).collect();
     format!("system calls of the group, all ranks: {all} ({})", kinds.join(", "))
-}
-
-fn right(table: &mut Table, columns: std::ops::Range<usize>) {
-    for column in columns {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-}
-
-fn show(us: f64) -> String {
-    if us < 10.0 { format!("{us:.2}") } else { format!("{us:.1}") }
 }
