@@ -96,7 +96,7 @@ fn more_memory_than_there_is_is_refused_before_anything_starts() {
 #[test]
 fn the_hidden_command_is_not_for_people() {
     let said = fails(&mut symwin(["child"]), 1);
-    assert!(said.contains("only for `symwin run` itself"), "{said}");
+    assert!(said.contains("only for `symwin` itself"), "{said}");
 }
 
 #[test]

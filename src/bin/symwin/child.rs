@@ -1,7 +1,8 @@
-//! One process of `symwin run --procs`, as seen from inside: takes its job from standard input, says on standard
+//! One process of `--procs`, as seen from inside: takes its job from standard input, says on standard
 //! output what `spawn` reads there, one JSON object a line, and nothing else.
 
 use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process;
 
 use anyhow::{Context, ensure};
@@ -10,58 +11,101 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use symwin::Communicator;
 
+use crate::bench;
 use crate::errors::RankError;
 use crate::phases::Phase;
 use crate::plan::Job;
 use crate::progress::Progress;
-use crate::rank::RankReport;
+use crate::rank;
 use crate::threads;
 
 /// What a child is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     /// The operating-system process that started it, without which it has no reason to live.
-    pub(crate) parent: u32,
-    pub(crate) job: Job,
+    parent: u32,
+    work: Work,
+}
+
+/// What a child does.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Work {
+    /// Runs a part of the ranks of a benchmark.
+    Bench(bench::Job),
+    /// Becomes another program, which then ends with the parent as a child does.
+    Become(Vec<String>),
+    /// Runs a part of the ranks of a run.
+    Run(Job),
+}
+
+impl Order {
+    /// An order from this process.
+    pub(crate) fn new(work: Work) -> Self {
+        Self { parent: process::id(), work }
+    }
 }
 
 /// What a child says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Event {
-    Done(Vec<RankReport>),
+pub(crate) enum Event<R> {
+    Done(Vec<R>),
     Failed(Vec<RankError>),
     Progress { phase: Phase, bytes: u64 },
 }
 
 /// Does its part of the job. What goes wrong with a rank is told on standard output and is no error here.
 pub(crate) fn run() -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .context("asking to end with the program that started this")?;
+    end_with_parent(Signal::KILL)?;
     let mut order = String::new();
     io::stdin().read_to_string(&mut order)?;
     let order: Order =
-        serde_json::from_str(&order).context("this command is only for `symwin run` itself to use")?;
+        serde_json::from_str(&order).context("this command is only for `symwin` itself to use")?;
     // It may have ended before the signal was asked for.
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
     ensure!(parent == Some(order.parent), "the program that started this is gone");
 
     let pipe = Pipe(Mutex::new(io::stdout()));
-    match threads::run(Communicator::ranks_from_env_with, &order.job, &pipe) {
-        Ok(reports) => pipe.say(&Event::Done(reports)),
-        Err(errors) => {
-            pipe.say(&Event::Failed(errors));
-            process::exit(1);
+    let make = Communicator::ranks_from_env_with;
+    match order.work {
+        Work::Bench(job) => pipe.end(bench::ranks(make, &job, &pipe)),
+        Work::Become(command) => become_program(&command)?,
+        Work::Run(job) => {
+            pipe.end(threads::run(make, |comm, bootstrap| rank::run(comm, &job, bootstrap, &pipe)));
         }
     }
     Ok(())
+}
+
+/// Replaces this process. Launchers get to end what they have launched.
+fn become_program(command: &[String]) -> anyhow::Result<()> {
+    end_with_parent(Signal::TERM)?;
+    let (program, args) = command.split_first().context("an order without a program")?;
+    let error = process::Command::new(program).args(args).exec();
+    Err(anyhow::Error::new(error).context(format!("starting {program}")))
+}
+
+fn end_with_parent(signal: Signal) -> anyhow::Result<()> {
+    set_parent_process_death_signal(Some(signal)).context("asking to end with the program that started this")
 }
 
 /// Standard output, one event a line.
 struct Pipe(Mutex<io::Stdout>);
 
 impl Pipe {
-    fn say(&self, event: &Event) {
+    /// The last word.
+    fn end<R: Serialize>(&self, outcome: Result<Vec<R>, Vec<RankError>>) {
+        match outcome {
+            Ok(reports) => self.say(&Event::Done(reports)),
+            Err(errors) => {
+                self.say(&Event::<()>::Failed(errors));
+                process::exit(1);
+            }
+        }
+    }
+
+    fn say<R: Serialize>(&self, event: &Event<R>) {
         let Ok(mut line) = serde_json::to_vec(event) else { return };
         line.push(b'\n');
         let mut out = self.0.lock();
@@ -72,6 +116,6 @@ impl Pipe {
 
 impl Progress for Pipe {
     fn tell(&self, phase: Phase, bytes: u64) {
-        self.say(&Event::Progress { phase, bytes });
+        self.say(&Event::<()>::Progress { phase, bytes });
     }
 }

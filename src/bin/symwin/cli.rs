@@ -6,6 +6,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use symwin::coll::{DType, ReduceOp};
 
+use crate::bench::cli::BenchCommand;
 use crate::size::parse_bytes;
 
 /// Symmetric memory windows over all ranks, without a GPU.
@@ -32,7 +33,10 @@ pub(crate) enum Command {
     /// A file that cannot be used is an error, and the output is then left as it was.
     #[command(after_long_help = EXAMPLES)]
     Run(Box<RunArgs>),
-    /// One process of `symwin run --procs`. Takes its job from standard input.
+    /// Measure, beside what else there is, in the same run.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// One process of `--procs`. Takes its job from standard input.
     #[command(hide = true)]
     Child,
 }
@@ -43,14 +47,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
-    /// Run the ranks as N processes of equally many ranks, the last one perhaps of fewer [default N: one for each rank]
-    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = clap::value_parser!(u32).range(1..))]
-    #[allow(clippy::option_option, reason = "no flag, the flag alone, the flag with a number")]
-    procs: Option<Option<u32>>,
-
-    /// Run the ranks as threads of this process; so it is without --procs
-    #[arg(long, conflicts_with = "procs")]
-    threads: bool,
+    #[command(flatten)]
+    place: Place,
 
     /// How many windows every rank registers [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "input")]
@@ -104,25 +102,9 @@ impl RunArgs {
         files
     }
 
-    /// How many ranks each process has, `None` for threads of this one; ends the program if there is no such
-    /// division.
+    /// As [`Place::ranks_per_process`].
     pub(crate) fn ranks_per_process(&self) -> Option<u32> {
-        let ranks = self.ranks();
-        let procs = self.procs?.unwrap_or(ranks);
-        let each = ranks.div_ceil(procs);
-        if procs > ranks {
-            let what = format!("--procs {procs} is more than the {ranks} ranks");
-            refuse(ErrorKind::ValueValidation, &what);
-        }
-        let needed = ranks.div_ceil(each);
-        if needed != procs {
-            let what = format!(
-                "--procs {procs} does not divide {ranks} ranks: with {each} ranks in a process there are {needed} \
-                 processes"
-            );
-            refuse(ErrorKind::ValueValidation, &what);
-        }
-        Some(each)
+        self.place.ranks_per_process(self.ranks())
     }
 
     /// How many windows.
@@ -143,6 +125,41 @@ impl RunArgs {
     }
 }
 
+/// Where the ranks are.
+#[derive(Args, Debug)]
+pub(crate) struct Place {
+    /// Run the ranks as N processes of equally many ranks, the last one perhaps of fewer [default N: one for each rank]
+    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[allow(clippy::option_option, reason = "no flag, the flag alone, the flag with a number")]
+    procs: Option<Option<u32>>,
+
+    /// Run the ranks as threads of this process; so it is without --procs
+    #[arg(long, conflicts_with = "procs")]
+    threads: bool,
+}
+
+impl Place {
+    /// How many ranks each process has, `None` for threads of this one; ends the program if there is no such
+    /// division.
+    pub(crate) fn ranks_per_process(&self, ranks: u32) -> Option<u32> {
+        let procs = self.procs?.unwrap_or(ranks);
+        let each = ranks.div_ceil(procs);
+        if procs > ranks {
+            let what = format!("--procs {procs} is more than the {ranks} ranks");
+            refuse(ErrorKind::ValueValidation, &what);
+        }
+        let needed = ranks.div_ceil(each);
+        if needed != procs {
+            let what = format!(
+                "--procs {procs} does not divide {ranks} ranks: with {each} ranks in a process there are {needed} \
+                 processes"
+            );
+            refuse(ErrorKind::ValueValidation, &what);
+        }
+        Some(each)
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Op {
     Sum,
@@ -160,7 +177,7 @@ pub(crate) enum Backend {
 }
 
 /// A usage error, as clap makes them: status 2.
-fn refuse(kind: ErrorKind, what: &str) -> ! {
+pub(crate) fn refuse(kind: ErrorKind, what: &str) -> ! {
     Cli::command().error(kind, what).exit()
 }
 

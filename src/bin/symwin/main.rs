@@ -1,9 +1,10 @@
 //! The `symwin` program: the library's main job from the command line.
 //!
 //! `symwin run` starts ranks as threads or as processes, registers windows, reduces them and checks the result; see
-//! `symwin run --help`. This file reads the command line; [`run`] does the rest.
-#![forbid(unsafe_code)]
+//! `symwin run --help`. `symwin bench` measures. This file reads the command line; [`run`] and [`bench`] do the rest.
+#![deny(unsafe_code)]
 
+mod bench;
 mod child;
 mod cli;
 mod errors;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     raise_descriptor_limit();
     let done = start_log().and_then(|()| match cli.command {
+        Command::Bench(args) => bench::run(&args),
         Command::Child => child::run(),
         Command::Run(args) => run::run(&args),
     });

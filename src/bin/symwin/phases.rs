@@ -18,11 +18,13 @@ pub(crate) enum Phase {
     Write,
     Deregister,
     Finalize,
+    /// A benchmark, all of it.
+    Measure,
 }
 
 impl Phase {
     /// All of them, in order.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Bootstrap,
         Self::Allocate,
         Self::Fill,
@@ -32,6 +34,7 @@ impl Phase {
         Self::Write,
         Self::Deregister,
         Self::Finalize,
+        Self::Measure,
     ];
 
     /// Its name in JSON.
@@ -46,6 +49,7 @@ impl Phase {
             Self::Write => "write",
             Self::Deregister => "deregister",
             Self::Finalize => "finalize",
+            Self::Measure => "measure",
         }
     }
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::phases::Phase;
-use crate::plan::Job;
 
 /// Who is told what ranks do.
 pub(crate) trait Progress: Sync {
-    /// A rank is in this phase and has done so many more bytes of it.
+    /// A rank is in this phase and has done so many more bytes of it, or samples where it measures.
     fn tell(&self, phase: Phase, bytes: u64);
 }
 
@@ -19,14 +18,14 @@ pub(crate) trait Progress: Sync {
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    pub(crate) fn new(job: &Job, wanted: bool) -> Self {
+    /// For so many bytes of work in all, or other units.
+    pub(crate) fn new(length: u64, wanted: bool) -> Self {
         if !wanted || !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
         let style = ProgressStyle::with_template("{msg:16} {wide_bar} {percent:>3} %  {elapsed}");
         let style = style.expect("the template is a valid one").progress_chars("=> ");
-        let bar =
-            ProgressBar::new(job.work_bytes()).with_style(style).with_message(Phase::Bootstrap.to_string());
+        let bar = ProgressBar::new(length).with_style(style).with_message(Phase::Bootstrap.to_string());
         bar.enable_steady_tick(Duration::from_millis(100));
         Self(bar)
     }

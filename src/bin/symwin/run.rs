@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use symwin::Communicator;
 
+use crate::child::Work;
 use crate::cli::{Backend, RunArgs};
 use crate::errors::combine;
 use crate::memory;
 use crate::output::Output;
 use crate::plan::{Data, Job};
 use crate::progress::Bar;
-use crate::rank::RankReport;
+use crate::rank::{self, RankReport};
 use crate::reduce;
 use crate::report::Report;
 use crate::size::show_bytes;
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
     memory::check(&describe_memory(&job), job.memory_bytes())?;
 
     let began = Instant::now();
-    let reports = work(&job, each, Bar::new(&job, !args.json))?;
+    let reports = work(&job, each, Bar::new(job.work_bytes(), !args.json))?;
     check_digests(&reports)?;
     if let Some(output) = output {
         output.commit()?;
@@ -51,9 +52,10 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
 fn work(job: &Job, each: Option<u32>, bar: Bar) -> anyhow::Result<Vec<RankReport>> {
     let Some(each) = each else {
         let make = |config: &symwin::Config| Communicator::in_process_with(job.ranks, config);
-        return threads::run(make, job, &bar).map_err(|errors| combine(&[], errors));
+        let work = |comm, bootstrap| rank::run(comm, job, bootstrap, &bar);
+        return threads::run(make, work).map_err(|errors| combine(&[], errors));
     };
-    let mut reports = spawn::run(job, each, SILENCE, &bar)?;
+    let mut reports: Vec<RankReport> = spawn::run(Work::Run(job.clone()), job.ranks, each, SILENCE, &bar)?;
     reports.sort_by_key(|report| report.rank);
     Ok(reports)
 }
@@ -96,7 +98,7 @@ fn no_cuda() -> anyhow::Error {
 
 /// How long no process at all may say anything. Each says something every 16 MiB of work, and ends its own waits by
 /// their deadlines long before; this is for processes that are stopped or hang outside of any wait.
-const SILENCE: Duration = Duration::from_secs(600);
+pub(crate) const SILENCE: Duration = Duration::from_secs(600);
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
-//! `symwin run --procs`: starts the program once for each process, hears what the children say, and sees all of
-//! them end. No child outlives this: what is dropped here is killed, and a child asks the kernel to be
-//! killed with its parent.
+//! `--procs`: starts the program once for each process, hears what the children say, and sees all of them end. No
+//! child outlives this: what is dropped here is killed, and a child asks the kernel to be killed with its parent.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,30 +13,29 @@ use anyhow::Context;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::de::DeserializeOwned;
 
-use crate::child::{Event, Order};
+use crate::child::{Event, Order, Work};
 use crate::errors::{RankError, combine};
-use crate::plan::Job;
 use crate::progress::Progress;
-use crate::rank::RankReport;
 
-/// Does the job in processes of `each` ranks, fewer in the last. `silence` is the longest that no child at all may say
-/// anything.
-pub(crate) fn run(
-    job: &Job,
+/// Does the work with `ranks` ranks in processes of `each`, fewer in the last. `silence` is the longest that no child
+/// at all may say anything. Returns what each rank says in the end, by process.
+pub(crate) fn run<R: DeserializeOwned + Send + 'static>(
+    work: Work,
+    ranks: u32,
     each: u32,
     silence: Duration,
     progress: &dyn Progress,
-) -> anyhow::Result<Vec<RankReport>> {
-    let rendezvous = rendezvous()?;
-    let order: Arc<[u8]> =
-        serde_json::to_vec(&Order { parent: std::process::id(), job: job.clone() })?.into();
+) -> anyhow::Result<Vec<R>> {
+    let rendezvous = random_name()?;
+    let order: Arc<[u8]> = serde_json::to_vec(&Order::new(work))?.into();
     let (said, hears) = unbounded();
     let mut children = Children(Vec::new());
-    for (index, first) in (0..job.ranks).step_by(each as usize).enumerate() {
-        let ranks = (first, each.min(job.ranks - first));
-        let name = format!("process {index} ({})", show_ranks(ranks));
-        let child = start(job, ranks, each, &rendezvous).with_context(|| format!("starting {name}"))?;
+    for (index, first) in (0..ranks).step_by(each as usize).enumerate() {
+        let here = (first, each.min(ranks - first));
+        let name = format!("process {index} ({})", show_ranks(here));
+        let child = start(ranks, first, each, &rendezvous).with_context(|| format!("starting {name}"))?;
         let mut child = ChildProcess { name, child, outcome: None, status: None, ended_here: false };
         let stdin = child.child.stdin.take().expect("standard input was asked to be a pipe");
         let stdout = child.child.stdout.take().expect("standard output was asked to be a pipe");
@@ -50,11 +48,11 @@ pub(crate) fn run(
 }
 
 /// One of the processes.
-struct ChildProcess {
+struct ChildProcess<R> {
     name: String,
     child: Child,
     /// What it said of its ranks.
-    outcome: Option<Result<Vec<RankReport>, Vec<RankError>>>,
+    outcome: Option<Result<Vec<R>, Vec<RankError>>>,
     /// How it ended.
     status: Option<ExitStatus>,
     /// Whether this program ended it.
@@ -62,11 +60,11 @@ struct ChildProcess {
 }
 
 /// All of them. None survives it.
-struct Children(Vec<ChildProcess>);
+struct Children<R>(Vec<ChildProcess<R>>);
 
-impl Children {
+impl<R> Children<R> {
     /// Hears all children until each has ended. After the first failure the others get [`GRACE`] to notice.
-    fn follow(&mut self, hears: &Receiver<(usize, Said)>, silence: Duration, progress: &dyn Progress) {
+    fn follow(&mut self, hears: &Receiver<(usize, Said<R>)>, silence: Duration, progress: &dyn Progress) {
         let mut grace_until: Option<Instant> = None;
         while self.0.iter().any(|child| child.status.is_none()) {
             let silent_until = Instant::now() + silence;
@@ -94,8 +92,8 @@ impl Children {
         }
     }
 
-    /// Everyone's reports by rank, or one error of all that went wrong.
-    fn result(&mut self) -> anyhow::Result<Vec<RankReport>> {
+    /// Everyone's reports by process, or one error of all that went wrong.
+    fn result(&mut self) -> anyhow::Result<Vec<R>> {
         let deaths: Vec<_> = self.0.iter().filter_map(ChildProcess::death).collect();
         let (mut reports, mut errors) = (Vec::new(), Vec::new());
         for child in &mut self.0 {
@@ -109,13 +107,13 @@ impl Children {
     }
 }
 
-impl Drop for Children {
+impl<R> Drop for Children<R> {
     fn drop(&mut self) {
         self.end_all();
     }
 }
 
-impl ChildProcess {
+impl<R> ChildProcess<R> {
     /// Waits for the end of a child that has closed its output, which is the last thing that one does.
     fn reap(&mut self) {
         if self.status.is_none() && ends_within(&self.child, GRACE) {
@@ -157,19 +155,24 @@ impl ChildProcess {
 }
 
 /// What comes from a child.
-enum Said {
-    Event(Event),
+enum Said<R> {
+    Event(Event<R>),
     /// And never will any more.
     Nothing,
 }
 
-/// This same program again, even if its file has been replaced meanwhile.
-fn start(job: &Job, (first, _): (u32, u32), each: u32, rendezvous: &str) -> std::io::Result<Child> {
-    Command::new("/proc/self/exe")
-        .arg0("symwin")
-        .arg("child")
+/// A child that takes its order from standard input: this same program again, even if its file has been replaced
+/// meanwhile.
+pub(crate) fn child() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("symwin").arg("child");
+    command
+}
+
+fn start(ranks: u32, first: u32, each: u32, rendezvous: &str) -> std::io::Result<Child> {
+    child()
         .env("RANK", first.to_string())
-        .env("WORLD_SIZE", job.ranks.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
         .env("SYMWIN_RANKS_PER_PROCESS", each.to_string())
         .env("SYMWIN_RENDEZVOUS", rendezvous)
         .stdin(Stdio::piped())
@@ -178,12 +181,12 @@ fn start(job: &Job, (first, _): (u32, u32), each: u32, rendezvous: &str) -> std:
 }
 
 /// Gives a child its order and reads its lines on a thread of its own, until the child closes its output.
-fn talk(
+fn talk<R: DeserializeOwned + Send + 'static>(
     index: usize,
     order: Arc<[u8]>,
     mut stdin: ChildStdin,
     stdout: ChildStdout,
-    says: Sender<(usize, Said)>,
+    says: Sender<(usize, Said<R>)>,
 ) -> anyhow::Result<()> {
     let thread = thread::Builder::new().name(format!("ear {index}"));
     let talk = move || {
@@ -202,8 +205,8 @@ fn talk(
     Ok(())
 }
 
-/// A name that nobody can guess, under which the processes find each other: 256 random bits.
-fn rendezvous() -> anyhow::Result<String> {
+/// A name that nobody can guess, under which processes find each other: 256 random bits.
+pub(crate) fn random_name() -> anyhow::Result<String> {
     let mut random = [0; 32];
     File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random)).context("/dev/urandom")?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -229,7 +232,7 @@ fn show_ranks((first, count): (u32, u32)) -> String {
     if count == 1 { format!("rank {first}") } else { format!("ranks {first} to {}", first + count - 1) }
 }
 
-fn show_signal(signal: i32) -> String {
+pub(crate) fn show_signal(signal: i32) -> String {
     let name = SIGNALS.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
     format!("signal {signal}{name}")
 }

@@ -56,7 +56,8 @@ fn verdict(report: &Report) -> String {
     format!("verified: all ranks hold the same result; wrote {path}: {dtype} {shape}, {op} of {arrays}")
 }
 
-fn plural(count: u32, what: &str) -> String {
+/// How many of what.
+pub(crate) fn plural(count: u32, what: &str) -> String {
     match (count, what) {
         (1, _) => format!("1 {what}"),
         (_, "process") => format!("{count} processes"),

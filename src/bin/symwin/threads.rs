@@ -1,28 +1,25 @@
 //! The ranks of one process, each on a thread.
 
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use symwin::{Communicator, Config};
 
 use crate::errors::RankError;
 use crate::phases::Phase;
-use crate::plan::Job;
-use crate::progress::Progress;
-use crate::rank::{self, RankReport};
 
-/// Makes the communicator and lets all its ranks of this process do the job. Every wait of a rank has a deadline, so
-/// this has one. Errors are of all ranks that have one.
-pub(crate) fn run(
+/// Makes the communicator and lets all its ranks of this process do their work, which is told how long the making took.
+/// Every wait of a rank has a deadline, so this has one. Errors are of all ranks that have one.
+pub(crate) fn run<R: Send>(
     make: impl FnOnce(&Config) -> symwin::Result<Vec<Communicator>>,
-    job: &Job,
-    progress: &dyn Progress,
-) -> Result<Vec<RankReport>, Vec<RankError>> {
+    work: impl Fn(Communicator, Duration) -> Result<R, RankError> + Sync,
+) -> Result<Vec<R>, Vec<RankError>> {
     let began = Instant::now();
     let ranks = Config::from_env().and_then(|config| make(&config));
     let ranks = ranks.map_err(|error| vec![RankError::new(None, Phase::Bootstrap, &error.into())])?;
     let bootstrap = began.elapsed();
+    let work = &work;
     let results: Vec<_> = thread::scope(|scope| {
         let started: Vec<_> = ranks
             .into_iter()
@@ -30,7 +27,7 @@ pub(crate) fn run(
                 let rank = comm.rank().get();
                 let builder = thread::Builder::new().name(format!("rank {rank}"));
                 // A rank whose thread does not start drops its communicator, and so is lost to the others.
-                (rank, builder.spawn_scoped(scope, move || rank::run(comm, job, bootstrap, progress)))
+                (rank, builder.spawn_scoped(scope, move || work(comm, bootstrap)))
             })
             .collect();
         started.into_iter().map(|(rank, thread)| join(rank, thread)).collect()
@@ -45,10 +42,10 @@ pub(crate) fn run(
     if errors.is_empty() { Ok(reports) } else { Err(errors) }
 }
 
-fn join(
+fn join<R>(
     rank: u32,
-    thread: std::io::Result<ScopedJoinHandle<'_, Result<RankReport, RankError>>>,
-) -> Result<RankReport, RankError> {
+    thread: std::io::Result<ScopedJoinHandle<'_, Result<R, RankError>>>,
+) -> Result<R, RankError> {
     let thread = thread.context("its thread did not start; fewer ranks, or more processes, may do");
     let thread = thread.map_err(|error| RankError::new(Some(rank), Phase::Bootstrap, &error))?;
     thread.join().unwrap_or_else(|panic| Err(RankError::panicked(rank, panic.as_ref())))

@@ -1,0 +1,126 @@
+//! Open MPI and MPICH, where they are installed: a C program is compiled with each and launched with as many ranks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
+
+use super::foreign;
+
+/// The MPIs of this machine.
+#[derive(Debug)]
+pub(crate) struct Mpis {
+    pub(crate) found: Vec<Mpi>,
+    /// Name and why it is not there.
+    pub(crate) absent: Vec<(&'static str, String)>,
+    /// Where the programs are. It goes with this.
+    _directory: Option<TempDir>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct Mpi {
+    pub(crate) name: &'static str,
+    launch: Vec<String>,
+    program: PathBuf,
+}
+
+impl Mpis {
+    /// None at all.
+    pub(crate) fn none() -> Self {
+        Self { found: Vec::new(), absent: Vec::new(), _directory: None }
+    }
+
+    /// Looks for them and compiles. What is not there or does not compile is said and no error.
+    pub(crate) fn find() -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir().context("a directory for the MPI programs")?;
+        let mut mpis = Self { _directory: None, ..Self::none() };
+        for kind in KINDS {
+            match kind.compile(&directory) {
+                Ok(mpi) => mpis.found.push(mpi),
+                Err(why) => mpis.absent.push((kind.name, format!("{why:#}"))),
+            }
+        }
+        Ok(Self { _directory: Some(directory), ..mpis })
+    }
+}
+
+impl Mpi {
+    /// Runs the program with its arguments as so many ranks, and adds what it says.
+    pub(crate) fn add(&self, all: &mut MpiSamples, ranks: u32, args: &[String]) {
+        let all = all.entry(self.name).or_insert_with(|| Ok(Vec::new()));
+        // One that has failed is not tried again.
+        let Ok(samples) = all else { return };
+        match self.samples(ranks, args) {
+            Ok(more) => samples.extend(more),
+            Err(error) => *all = Err(error),
+        }
+    }
+
+    fn samples(&self, ranks: u32, args: &[String]) -> anyhow::Result<Vec<f64>> {
+        let mut command = self.launch.clone();
+        command.extend(["-np".to_owned(), ranks.to_string(), self.program.to_string_lossy().into_owned()]);
+        command.extend_from_slice(args);
+        let said = foreign::run(command, LIMIT).with_context(|| self.name)?;
+        let samples = said.lines().map(|line| line.trim().parse()).collect::<Result<_, _>>();
+        samples.with_context(|| format!("{} says something else than numbers", self.name))
+    }
+}
+
+/// What each MPI says, by name: nanoseconds of each sample, or why there are none.
+pub(crate) type MpiSamples = BTreeMap<&'static str, anyhow::Result<Vec<f64>>>;
+
+/// How an MPI is called.
+struct Kind {
+    name: &'static str,
+    /// Compiler and launcher: where several MPIs are installed, and where there is only one.
+    calls: [(&'static str, &'static str); 2],
+    /// A word of what its launcher says of its version.
+    sign: &'static str,
+    args: &'static [&'static str],
+}
+
+impl Kind {
+    fn compile(&self, directory: &TempDir) -> anyhow::Result<Mpi> {
+        let is_this = |launcher: &&(&str, &str)| {
+            let version = Command::new(launcher.1).arg("--version").stdin(Stdio::null()).output();
+            version.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(self.sign))
+        };
+        let called = self.calls.iter().find(is_this);
+        let (compiler, launcher) = called.with_context(|| format!("no {} is installed", self.calls[0].1))?;
+        let source = directory.path().join("bench.c");
+        fs::write(&source, SOURCE)?;
+        let program = directory.path().join(compiler);
+        let mut compile = Command::new(compiler);
+        compile.arg("-O2").arg("-o").arg(&program).arg(&source).stdin(Stdio::null());
+        let said = compile.output().with_context(|| format!("no {compiler} is installed"))?;
+        let errors = String::from_utf8_lossy(&said.stderr);
+        ensure!(said.status.success(), "{compiler} failed: {}", errors.lines().next().unwrap_or_default());
+        let args = self.args.iter().map(|arg| (*arg).to_owned());
+        let launch = [(*launcher).to_owned()].into_iter().chain(args).collect();
+        Ok(Mpi { name: self.name, launch, program })
+    }
+}
+
+const KINDS: [Kind; 2] = [
+    Kind {
+        name: "Open MPI",
+        calls: [("mpicc.openmpi", "mpirun.openmpi"), ("mpicc", "mpirun")],
+        sign: "Open MPI",
+        args: &["--allow-run-as-root", "--oversubscribe"],
+    },
+    Kind {
+        name: "MPICH",
+        calls: [("mpicc.mpich", "mpiexec.mpich"), ("mpicc", "mpiexec")],
+        sign: "HYDRA",
+        args: &[],
+    },
+];
+
+const SOURCE: &str = include_str!("../../../../benches/mpi/bench.c");
+/// How long a launch may take. The program takes no further sample long before that.
+const LIMIT: Duration = Duration::from_secs(60);

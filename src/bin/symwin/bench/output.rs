@@ -1,0 +1,54 @@
+//! Figures as people read them, and as programs do.
+
+use std::ops::Range;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Value, json};
+
+use super::stats::Figure;
+
+/// A figure of an MPI's samples of nanoseconds, scaled, or why there is none.
+pub(crate) fn mpi_figure(samples: &anyhow::Result<Vec<f64>>, scale: f64) -> Result<Figure, String> {
+    let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
+    let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
+    Ok(figure.scaled(scale))
+}
+
+pub(crate) fn figure_json(figure: &Result<Figure, String>) -> Value {
+    match figure {
+        Ok(figure) => figure.to_json(),
+        Err(why) => json!({ "not_measured": why }),
+    }
+}
+
+/// A row for each figure: its name, the figure, and the processors' time where it is known.
+pub(crate) fn figures_table(unit: &str, rows: &[(String, Figure, Option<Figure>)]) -> Table {
+    let mut table = Table::new();
+    let header = [unit, "median", "quartiles", "range", "processors (all ranks)"];
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header);
+    for (name, wall, cpu) in rows {
+        table.add_row([
+            name.clone(),
+            show(wall.median),
+            format!("{}..{}", show(wall.low), show(wall.high)),
+            format!("{}..{}", show(wall.min), show(wall.max)),
+            cpu.map(|cpu| show(cpu.median)).unwrap_or_default(),
+        ]);
+    }
+    right(&mut table, 1..5);
+    table
+}
+
+/// Moves columns of numbers to the right.
+pub(crate) fn right(table: &mut Table, columns: Range<usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// A number with as many digits as say something.
+pub(crate) fn show(number: f64) -> String {
+    if number < 10.0 { format!("{number:.2}") } else { format!("{number:.1}") }
+}

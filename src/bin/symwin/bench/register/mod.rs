@@ -1,0 +1,205 @@
+//! `symwin bench register`: what it takes until every rank may use every window.
+
+mod protocol;
+mod rank;
+mod report;
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::cli::{Maps, RegisterArgs};
+use super::meter::{self, RankSamples};
+use super::mpi::{Mpi, MpiSamples, Mpis};
+use super::stats::Series;
+use super::syscalls::{self, Counts};
+use super::{Job, World, launches};
+use crate::memory;
+use crate::progress::Bar;
+use crate::size::show_bytes;
+use crate::spawn::random_name;
+
+pub(crate) use self::rank::{Shared, run as rank};
+use self::report::Report;
+
+/// What every rank does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    windows: u32,
+    /// Of each window.
+    bytes: u64,
+    arena: bool,
+    /// What is measured, in turns.
+    variants: Vec<Variant>,
+    samples: u32,
+    /// How many more samples of symwin's are taken whose steps are recorded.
+    steps: u32,
+    /// Whether ranks show strace where samples begin and end.
+    marks: bool,
+    /// By which the ranks' sockets for the baselines find each other.
+    mesh: String,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Variant {
+    /// The system calls that a registration cannot do without, one mapping for each rank in each process.
+    Bare,
+    /// The same, one mapping for each rank in each rank.
+    BareEach,
+    /// The reference's protocol with deduplication.
+    Dedup,
+    /// What taking a sample takes.
+    Nothing,
+    /// The reference's protocol.
+    Protocol,
+    Symwin,
+}
+
+impl Variant {
+    /// All of them, as they are shown.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Bare, Self::BareEach, Self::Symwin, Self::Protocol, Self::Dedup, Self::Nothing];
+
+    /// Its name for people.
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Bare => "bare calls",
+            Self::BareEach => "bare calls, ranks x ranks maps",
+            Self::Dedup => "per-window protocol with dedup",
+            Self::Nothing => "nothing",
+            Self::Protocol => "per-window protocol",
+            Self::Symwin => "symwin",
+        }
+    }
+
+    /// Its name among the samples.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::BareEach => "bare_each",
+            Self::Dedup => "dedup",
+            Self::Nothing => "nothing",
+            Self::Protocol => "protocol",
+            Self::Symwin => "symwin",
+        }
+    }
+}
+
+/// Everything of one number of windows.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    /// By rank, of every launch after each other.
+    pub(crate) ranks: Vec<Series>,
+    pub(crate) rounds: Vec<u64>,
+    pub(crate) steps: Vec<Vec<(String, u64)>>,
+    /// What each MPI says: nanoseconds of each sample.
+    pub(crate) mpi: MpiSamples,
+    /// Calls of one group.
+    pub(crate) syscalls: Option<anyhow::Result<Counts>>,
+}
+
+pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
+    let world = args.world.world(args.maps == Maps::Each);
+    let most = args.windows.iter().copied().max().unwrap_or(1);
+    let bytes = args.bytes.max(1).checked_next_multiple_of(4096);
+    let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
+    memory::check(&format!("{most} windows x {} x {} ranks", show_bytes(args.bytes), world.ranks), need)?;
+    if args.traced {
+        let plan = Plan { marks: true, ..plan(args, vec![Variant::Symwin], most, args.output.samples)? };
+        world.measure(&Job::Register(plan), &Bar::new(0, false))?;
+        return Ok(());
+    }
+    let mpis = args.mpi.find()?;
+    let measured = measure(args, &world, &mpis)?;
+    let reports = args.windows.iter().zip(measured);
+    let reports = reports.map(|(windows, measured)| Report::new(args, &world, *windows, &measured, &mpis));
+    let texts: Vec<String> =
+        reports.map(|report| if args.output.json { report.to_json() } else { report.to_table() }).collect();
+    io::stdout().write_all(texts.concat().as_bytes()).context("writing to standard output")
+}
+
+/// Everything, by number of windows. Launches of the ranks and of the MPIs take turns.
+fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Vec<Measured>> {
+    let variants = variants(args, world);
+    let launches = launches(args.output.samples);
+    let units: u64 = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum();
+    let length = units * variants.len() as u64 * args.windows.len() as u64;
+    let bar = Bar::new(length, !args.output.json);
+    let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
+    for samples in launches {
+        for (windows, measured) in args.windows.iter().zip(&mut measured) {
+            let plan = plan(args, variants.clone(), *windows, samples)?;
+            measured.add(world.measure(&Job::Register(plan), &bar)?);
+            for mpi in &mpis.found {
+                measured.add_mpi(mpi, world.ranks, mpi_windows(*windows), args.bytes, samples);
+            }
+        }
+    }
+    for (windows, measured) in args.windows.iter().zip(&mut measured) {
+        measured.syscalls = Some(syscalls::count(traced(args, world, *windows), world.ranks));
+    }
+    Ok(measured)
+}
+
+fn plan(args: &RegisterArgs, variants: Vec<Variant>, windows: u32, samples: u32) -> anyhow::Result<Plan> {
+    let steps = if args.traced { 0 } else { STEPS };
+    let (bytes, arena, mesh) = (args.bytes, args.arena, random_name()?);
+    Ok(Plan { windows, bytes, arena, variants, samples, steps, marks: false, mesh })
+}
+
+/// The arguments of a run whose calls are counted.
+fn traced(args: &RegisterArgs, world: &World, windows: u32) -> Vec<String> {
+    let numbers =
+        [("--ranks", u64::from(world.ranks)), ("--windows", windows.into()), ("--bytes", args.bytes)];
+    let mut traced = vec!["bench".to_owned(), "register".to_owned(), "--traced".to_owned()];
+    traced.extend(numbers.iter().flat_map(|(name, number)| [(*name).to_owned(), number.to_string()]));
+    traced.extend(["--samples".to_owned(), "3".to_owned()]);
+    if world.ranks_per_process.is_some() {
+        traced.extend(["--procs".to_owned(), world.processes().to_string()]);
+    }
+    if world.apart {
+        traced.extend(["--maps".to_owned(), "each".to_owned()]);
+    }
+    if args.arena {
+        traced.push("--arena".to_owned());
+    }
+    traced
+}
+
+/// How many windows an MPI is given: they come one after the other, and some of them take tens of milliseconds each.
+pub(crate) fn mpi_windows(windows: u32) -> u32 {
+    windows.min(16)
+}
+
+impl Measured {
+    fn add_mpi(&mut self, mpi: &Mpi, ranks: u32, windows: u32, bytes: u64, samples: u32) {
+        let args = ["windows".to_owned(), windows.to_string(), bytes.to_string(), samples.to_string()];
+        mpi.add(&mut self.mpi, ranks, &args);
+    }
+
+    fn add(&mut self, mut told: Vec<RankSamples>) {
+        for told in &mut told {
+            self.rounds.append(&mut told.rounds);
+            self.steps.append(&mut told.steps);
+        }
+        meter::add(&mut self.ranks, told);
+    }
+}
+
+fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
+    let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare, Variant::Protocol];
+    if world.ranks_per_process != Some(1) && !world.apart {
+        variants.push(Variant::BareEach);
+    }
+    if args.arena {
+        // Where each window has an allocation of its own, there is nothing to recognise.
+        variants.push(Variant::Dedup);
+    }
+    variants
+}
+
+/// Of each launch.
+const STEPS: u32 = 5;
