@@ -1,14 +1,18 @@
 //! The runtime of worker threads: M actors on N threads.
 //!
-//! Runnable actors wait in one queue, which all workers take from: a crossbeam channel, for it is fast, fair and
-//! wakes exactly one worker. A worker gives an actor a turn of at most [`TURN`] messages; then it goes to the back.
-//! The threads hold no reference to [`Threads`]: when its last one goes, the channel ends and the threads with it.
+//! Runnable actors wait in one queue, which all workers take from. A worker gives an actor a turn of at most
+//! [`TURN`] messages; then it goes to the back. A worker that finds the queue empty sleeps at once: it waits for
+//! other ranks, which may be processes that need its core. (A crossbeam channel's receiver looks and yields for a
+//! while first; that was a third of all processor time of four processes on two cores.)
+//! The threads hold no reference to [`Threads`]: when its last one goes, the queue ends and the threads with it.
 
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::{Condvar, Mutex};
 
 use super::scheduler::{Gate, Registry, Runnable, Scheduler, Step, Time, Woken};
 use super::timer::{TimerId, Timers};
@@ -20,7 +24,7 @@ const TURN: usize = 16;
 #[derive(Debug)]
 pub(super) struct Threads {
     registry: Registry,
-    run: Sender<Arc<dyn Runnable>>,
+    queue: Arc<Queue>,
     timers: Arc<Timers>,
 }
 
@@ -30,14 +34,18 @@ impl Threads {
             let (name, why) = ("workers".to_owned(), "at least one worker thread is needed".to_owned());
             return Err(Misuse::BadSetting { name, value: "0".to_owned(), why }.into());
         }
-        let (run, runnable) = unbounded();
+        let queue = Arc::new(Queue::default());
         let timers = Timers::new(Instant::now());
-        let threads = Arc::new(Self { registry: Registry::default(), run, timers: Arc::clone(&timers) });
+        let threads = Arc::new(Self {
+            registry: Registry::default(),
+            queue: Arc::clone(&queue),
+            timers: Arc::clone(&timers),
+        });
         // Should one fail to start, `threads` is dropped here, which ends those that did.
         start_thread("symwin-timer".to_owned(), move || timers.run())?;
         for i in 0..workers {
-            let (runnable, back) = (runnable.clone(), Arc::downgrade(&threads));
-            start_thread(format!("symwin-work-{i}"), move || work(&runnable, &back))?;
+            let (queue, back) = (Arc::clone(&queue), Arc::downgrade(&threads));
+            start_thread(format!("symwin-work-{i}"), move || work(&queue, &back))?;
         }
         Ok(threads)
     }
@@ -58,9 +66,7 @@ impl Scheduler for Threads {
     }
 
     fn ready(&self, cell: Arc<dyn Runnable>) {
-        // The channel has no end and its receivers live as long as `self`: only a worker that died could fail this.
-        let sent = self.run.send(cell);
-        debug_assert!(sent.is_ok(), "workers outlive their scheduler");
+        self.queue.push(cell);
     }
 
     fn timer(&self, at: Time, ring: Box<dyn FnOnce() + Send>) -> TimerId {
@@ -83,7 +89,8 @@ impl Scheduler for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // The workers see the end of the channel. None is joined: this may be one of them.
+        // None is joined: this may be one of them.
+        self.queue.end();
         self.timers.close();
     }
 }
@@ -99,9 +106,69 @@ fn start_thread(name: String, program: impl FnOnce() + Send + 'static) -> Result
     }
 }
 
+/// Runnable actors, in the order in which they became so.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<Queued>,
+    /// For workers: there is a cell, or will never be one again.
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Queued {
+    cells: VecDeque<Arc<dyn Runnable>>,
+    /// Workers that sleep.
+    idle: usize,
+    ended: bool,
+}
+
+impl Queue {
+    fn push(&self, cell: Arc<dyn Runnable>) {
+        let mut state = self.state.lock();
+        state.cells.push_back(cell);
+        let sleeper = state.idle > 0;
+        drop(state);
+        if sleeper {
+            self.filled.notify_one();
+        }
+    }
+
+    /// The next cell, once there is one. `None` when the queue has ended and is empty.
+    fn pop(&self) -> Option<Arc<dyn Runnable>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(cell) = state.cells.pop_front() {
+                return Some(cell);
+            }
+            if state.ended {
+                return None;
+            }
+            state.idle += 1;
+            self.filled.wait(&mut state);
+            state.idle -= 1;
+        }
+    }
+
+    fn end(&self) {
+        self.state.lock().ended = true;
+        self.filled.notify_all();
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("Queue")
+            .field("cells", &state.cells.len())
+            .field("idle", &state.idle)
+            .field("ended", &state.ended)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A worker's program.
-fn work(runnable: &Receiver<Arc<dyn Runnable>>, back: &Weak<Threads>) {
-    while let Ok(cell) = runnable.recv() {
+fn work(queue: &Queue, back: &Weak<Threads>) {
+    while let Some(cell) = queue.pop() {
         if turn(&*cell) == Step::More {
             let threads = back.upgrade().expect("a runnable keeps its scheduler alive");
             threads.ready(cell);

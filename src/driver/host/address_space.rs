@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::ptr;
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::driver::{AddressRange, DeviceProblem, Handle};
 
@@ -68,7 +68,9 @@ impl AddressSpace {
         Ok(self.forget(base, base + size))
     }
 
-    /// Maps `size` bytes of the descriptor at `address`, without access, if that is vacant and reserved.
+    /// Maps `size` bytes of the descriptor at `address`, if that is vacant and reserved. The processor would let them
+    /// be used from now on: what was given no access is refused by this registry, for a change of protection costs as
+    /// much as a mapping.
     pub(super) fn map(
         &mut self,
         address: usize,
@@ -83,27 +85,23 @@ impl AddressSpace {
         {
             return argument(format!("{address:#x} + {size} bytes overlaps the mapping at {base:#x}"));
         }
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let (flags, access) = (MapFlags::SHARED | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
         let at = pointer(address);
         // SAFETY: the range lies in a reservation of ours, where nothing is mapped: it replaces only our
         // inaccessible placeholder.
-        let mapped = unsafe { rustix::mm::mmap(at, size, ProtFlags::empty(), flags, fd, offset as u64) };
+        let mapped = unsafe { rustix::mm::mmap(at, size, access, flags, fd, offset as u64) };
         mapped.map_err(os)?;
         self.mappings.insert(address, Mapping { size, memory, accessible: false });
         Ok(())
     }
 
-    /// Makes a run of whole mappings readable and writable, in one call.
+    /// Gives a run of whole mappings access.
     pub(super) fn set_access(&mut self, address: usize, size: usize) -> Result<(), DeviceProblem> {
         let Some(end) = address.checked_add(size) else { return argument(beyond(address, size)) };
         let Some(bases) = self.run(address, end) else {
             return argument(format!("{address:#x} + {size} bytes has a hole where nothing is mapped"));
         };
         self.check_whole(address, end)?;
-        let flags = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: every page of the range is mapped by us to shared memory that is writable, as checked when
-        // it was taken in; no Rust reference exists into inaccessible pages.
-        unsafe { rustix::mm::mprotect(pointer(address), size, flags) }.map_err(os)?;
         for base in bases {
             self.mappings.get_mut(&base).expect("a base of the run").accessible = true;
         }
