@@ -4,15 +4,15 @@
 use std::io::{self, Read, Write};
 use std::process;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use parking_lot::Mutex;
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use symwin::Communicator;
 
 use crate::errors::RankError;
 use crate::phases::Phase;
 use crate::plan::Job;
+use crate::processes::die_with_parent;
 use crate::progress::Progress;
 use crate::rank::RankReport;
 use crate::threads;
@@ -36,15 +36,11 @@ pub(crate) enum Event {
 
 /// Does its part of the job. What goes wrong with a rank is told on standard output and is no error here.
 pub(crate) fn run() -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .context("asking to end with the program that started this")?;
     let mut order = String::new();
     io::stdin().read_to_string(&mut order)?;
     let order: Order =
         serde_json::from_str(&order).context("this command is only for `symwin run` itself to use")?;
-    // It may have ended before the signal was asked for.
-    let parent = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
-    ensure!(parent == Some(order.parent), "the program that started this is gone");
+    die_with_parent(order.parent)?;
 
     let pipe = Pipe(Mutex::new(io::stdout()));
     match threads::run(Communicator::ranks_from_env_with, &order.job, &pipe) {
