@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use crate::program::{end, fails, ok, path, symwin};
+use crate::program::{end, fails, json, ok, path, run, symwin};
 
 /// `symwin launch` with these options, in one string, of a shell that runs `script`.
 pub(crate) fn launch(options: &str, script: &str) -> Command {
@@ -31,14 +32,14 @@ fn processes_are_told_their_place() {
 
 #[test]
 fn every_run_has_a_rendezvous_of_its_own_that_its_processes_share() {
-    let run = || {
+    let name_of_a_run = || {
         let said = ok(&mut launch("-n 3 --no-prefix", "echo $SYMWIN_RENDEZVOUS"));
         let names: Vec<_> = said.lines().map(str::to_owned).collect();
         assert!(names.len() == 3 && names.iter().all(|name| *name == names[0]), "{said}");
         assert!(names[0].len() == 64 && names[0].bytes().all(|byte| byte.is_ascii_hexdigit()), "{said}");
         names[0].clone()
     };
-    assert_ne!(run(), run());
+    assert_ne!(name_of_a_run(), name_of_a_run());
 }
 
 #[test]
@@ -111,6 +112,25 @@ fn what_cannot_be_started_is_refused_before_anything_starts() {
         assert!(said.starts_with("symwin: error: ") && said.contains(part), "{program}: {said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
+}
+
+#[test]
+fn a_program_without_its_interpreter_fails_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let said = fails(&mut symwin(["launch", "-n", "1", script.to_str().unwrap()]), 127);
+    assert!(
+        said.contains("[0] symwin: error: `") && said.contains("cannot be executed: No such file"),
+        "{said}"
+    );
+}
+
+#[test]
+fn ranks_do_not_mind_variables_of_other_launchers() {
+    let mut procs = run("--procs --ranks 2 --bytes 4K");
+    json(procs.env("LOCAL_RANK", "x").env("LOCAL_WORLD_SIZE", "").env("GROUP_RANK", "7"));
 }
 
 #[test]
