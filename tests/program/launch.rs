@@ -140,7 +140,8 @@ fn usage_errors_have_status_2() {
         "launch -n 0 true",
         "launch true",
         "launch -n 9999 true",
-        "launch -n 1 --grace -1 true",
+        "launch -n 1 --grace=-1 true",
+        "launch -n 1 --grace 1e30 true",
     ] {
         fails(&mut symwin(args.split_whitespace()), 2);
     }

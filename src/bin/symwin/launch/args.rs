@@ -84,12 +84,15 @@ impl LaunchArgs {
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().map_err(|_| "a number of seconds, fractions allowed".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=SECONDS_MAX).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("a number of seconds from 0 to {SECONDS_MAX}"))
 }
 
 /// As many processes as the bootstrap connects.
 const RANKS_MAX: i64 = 4096;
+
+/// Longer than anybody waits, and short enough to be added to any time.
+const SECONDS_MAX: f64 = 1e6;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:

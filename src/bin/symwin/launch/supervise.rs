@@ -74,7 +74,10 @@ impl Supervisor {
         let plan = Plan { launch, rendezvous: rendezvous()? };
         for (index, ranks) in launch.processes().enumerate() {
             let started = Process::start(&plan, index, ranks);
-            let (process, mut child) = started.with_context(|| format!("starting {}", ranks.show()))?;
+            let (process, mut child) = started.with_context(|| {
+                let limits = "(limits of processes, ulimit -u, and descriptors, ulimit -n, may be too low)";
+                format!("starting {} {limits}", ranks.show())
+            })?;
             self.processes.push(process);
             output.pass_on(index, ranks, &mut child)?;
         }
