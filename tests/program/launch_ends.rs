@@ -8,7 +8,7 @@ use std::thread;
 use rustix::process::Signal;
 
 use crate::launch::launch;
-use crate::program::{end, ok};
+use crate::program::{end, ok, path};
 use crate::watch::{MINUTE, children, is_gone, kill, stat, until};
 
 /// Prints its number and that of a process that it has started, and runs until it is ended.
@@ -114,6 +114,27 @@ fn a_failure_names_the_rank_and_gives_its_status() {
         assert!(last.starts_with(&format!("symwin: error: {rank}")), "{err}");
         assert!(last.ends_with(said), "{err}");
     }
+}
+
+#[test]
+fn who_failed_first_is_named_also_when_several_ends_are_seen_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = "cd $0; mkfifo go$RANK; echo $$; read x <go$RANK; exit $((3 + RANK))";
+    let script = script.replace("$0", directory.path().to_str().unwrap());
+    let run = Run::start(&mut launch("-n 3", &script));
+    let pids = run.next_pids(3);
+    let supervisor = children(run.child.id())[0];
+    kill(supervisor, Signal::STOP);
+    until("the supervisor sees nothing", || stat(supervisor).filter(|(state, _)| state == "T"));
+    for rank in [2, 0, 1] {
+        std::fs::write(directory.path().join(format!("go{rank}")), "\n").unwrap();
+        all_gone(&pids[rank..=rank]);
+    }
+    kill(supervisor, Signal::CONT);
+    let (status, said) = run.end();
+    assert_eq!(status.code(), Some(5), "{said}");
+    let expected = format!("symwin: error: rank 2, pid {}, ended with exit status 5", pids[2]);
+    assert_eq!(said, expected);
 }
 
 #[test]
@@ -235,6 +256,29 @@ fn nothing_outlives_a_launcher_that_is_killed() {
     assert_eq!(pids.len(), 5, "two of each process, and the supervisor");
     run.signal(Signal::KILL);
     all_gone(&pids);
+}
+
+#[test]
+fn nothing_outlives_a_launcher_that_is_killed_whatever_session_it_hides_in() {
+    // A launch within a launch: its supervisor has a session of its own.
+    let inner = format!("echo $$; \"$SYMWIN\" launch -n 2 --no-prefix -- sh -c '{FOREVER}'");
+    for victim in ["launcher", "supervisor", "rank"] {
+        let run = Run::start(launch("-n 1", &inner).env("SYMWIN", path()));
+        let mut pids: Vec<u32> = run.next_lines(1)[0].split(' ').map(|pid| pid.parse().unwrap()).collect();
+        for _ in 0..2 {
+            let line = run.lines.recv_timeout(MINUTE).unwrap();
+            pids.extend(line.split(' ').skip(1).map(|pid| pid.parse::<u32>().unwrap()));
+        }
+        assert_eq!(pids.len(), 5);
+        let supervisor = children(run.child.id())[0];
+        match victim {
+            "launcher" => run.signal(Signal::KILL),
+            "supervisor" => kill(supervisor, Signal::KILL),
+            _ => kill(pids[0], Signal::KILL),
+        }
+        pids.extend([supervisor, run.child.id()]);
+        all_gone(&pids);
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! started in turn can stay.
 
 mod args;
+mod ends;
 pub(crate) mod exec;
 mod leftovers;
 mod lines;

@@ -20,7 +20,7 @@ pub(super) struct Plan<'a> {
 #[derive(Debug)]
 pub(super) struct Process {
     ranks: Ranks,
-    pid: Pid,
+    pub(super) pid: Pid,
     /// How it ended. Its number is its own until then, and its group's.
     pub(super) status: Option<ExitStatus>,
 }

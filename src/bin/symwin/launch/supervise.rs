@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, getpid, set_child_subreaper, setsid, wait};
 
 use super::args::{LaunchArgs, SuperviseArgs};
+use super::ends::Ends;
 use super::output::Output;
 use super::process::{Plan, Process};
 use super::signals::{self, Event};
@@ -26,14 +27,21 @@ pub(crate) fn run(args: &SuperviseArgs) -> anyhow::Result<ExitCode> {
     // Without a terminal: what its keys send is for the front alone, which passes it on once.
     let _ = setsid();
     let output = Output::new();
-    let mut supervisor =
-        Supervisor { processes: Vec::new(), stage: Stage::Running, first: None, interrupted: false };
+    let mut supervisor = Supervisor {
+        processes: Vec::new(),
+        ends: Ends::new().context("watching processes")?,
+        ended: Vec::new(),
+        stage: Stage::Running,
+        first: None,
+        interrupted: false,
+    };
     let followed =
         supervisor.start(&args.launch, &output).and_then(|()| supervisor.follow(args.launch.grace, &events));
     let gone = leftovers::end_all(&events, Instant::now() + KILL_DEADLINE);
     let passed = finish_output(&output.into_done(), &events, gone);
     followed?;
-    if let Some(first) = supervisor.first {
+    let failed = || supervisor.processes.iter().position(Process::failed);
+    if let Some(first) = supervisor.first.or_else(failed) {
         tell(supervisor.processes[first].show());
         return Ok(code_of(supervisor.processes[first].status.unwrap_or_default()));
     }
@@ -52,6 +60,9 @@ pub(crate) fn run(args: &SuperviseArgs) -> anyhow::Result<ExitCode> {
 
 struct Supervisor {
     processes: Vec<Process>,
+    ends: Ends,
+    /// Processes that have ended and are not collected yet, the first to end first.
+    ended: Vec<usize>,
     stage: Stage,
     /// Which process failed first.
     first: Option<usize>,
@@ -78,6 +89,7 @@ impl Supervisor {
                 let limits = "(limits of processes, ulimit -u, and descriptors, ulimit -n, may be too low)";
                 format!("starting {} {limits}", ranks.show())
             })?;
+            self.ends.watch(process.pid).context("watching a process")?;
             self.processes.push(process);
             output.pass_on(index, ranks, &mut child)?;
         }
@@ -111,24 +123,19 @@ impl Supervisor {
 
     /// Collects processes that have ended, orphans that became children of this process included.
     fn collect(&mut self, grace: Duration) -> anyhow::Result<()> {
-        let mut failed = Vec::new();
         loop {
             let (pid, status) = match wait(WaitOptions::NOHANG) {
                 Ok(Some(ended)) => ended,
                 Ok(None) | Err(Errno::CHILD) => break,
                 Err(errno) => return Err(errno).context("waiting for the processes"),
             };
-            if let Some(index) = self.processes.iter().position(|process| process.is(pid)) {
-                self.processes[index].status = Some(ExitStatus::from_raw(status.as_raw()));
-                if self.processes[index].failed() {
-                    failed.push(index);
-                }
+            if let Some(process) = self.processes.iter_mut().find(|process| process.is(pid)) {
+                process.status = Some(ExitStatus::from_raw(status.as_raw()));
             }
         }
-        // Of several that ended since the last look, one that was killed is more likely the cause than one that gave up.
-        let killed =
-            |index: &usize| self.processes[*index].status.and_then(|status| status.signal()).is_some();
-        let first = failed.iter().copied().find(killed).or(failed.first().copied());
+        self.ended.extend(self.ends.since_last().context("watching processes")?);
+        let first = self.ended.iter().copied().find(|index| self.processes[*index].failed());
+        self.ended.retain(|index| self.processes[*index].runs());
         if let (None, Some(first)) = (self.first, first) {
             self.first = Some(first);
             self.end_others(first, grace);
