@@ -116,7 +116,9 @@ process group, those apart that were ignored when this program started; a
 second SIGINT (Ctrl-C) kills. SIGTSTP (Ctrl-Z) stops all, SIGCONT continues.
 
 When a process fails, the others get SIGTERM and, after the grace, SIGKILL.
-What processes have left running is killed in the end.
+What processes have left running is killed in the end, and everything is if
+the launcher itself is killed. Only if its second process (`supervise`) is
+killed at the same moment, what the program has started in turn can stay.
 
 Exit status:
   0        all processes ended with 0
