@@ -112,7 +112,7 @@ impl Communicator {
 
     /// This process's only rank in a communicator of processes on one host, from the environment: `RANK`,
     /// `WORLD_SIZE` and `SYMWIN_RENDEZVOUS`, a name of the launcher's choice with at least 128 random bits that is
-    /// equal for all processes and used once.
+    /// equal for all processes and used once. The program `symwin launch` is such a launcher.
     ///
     /// # Errors
     /// As [`Communicator::in_process`], and [`Misuse::BadSetting`] if this process has several ranks.

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::process::{Child, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::program::run;
+use crate::watch::{children, is_gone, kill, until};
 
 /// Work that goes on for longer than it takes to find its processes.
 const LONG: &str = "--ranks 2 --procs --windows 1 --bytes 256MiB";
@@ -52,44 +51,9 @@ fn working_children(run: &Child, count: usize) -> BTreeMap<u32, u32> {
     })
 }
 
-fn children(parent: u32) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| stat(*pid).is_some_and(|(_, ppid)| ppid == parent)).collect()
-}
-
 /// The number in the name of a process's first rank's thread.
 fn rank(pid: u32) -> Option<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     names.filter_map(|name| name.trim().strip_prefix("rank ")?.parse().ok()).min()
-}
-
-/// Whether a process has ended, whoever may still have to collect it.
-fn is_gone(pid: u32) -> bool {
-    stat(pid).is_none_or(|(state, _)| state == "Z" || state == "X")
-}
-
-/// A process's state and parent.
-fn stat(pid: u32) -> Option<(String, u32)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
-}
-
-fn kill(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    kill_process(pid, signal).unwrap();
-}
-
-/// Looks again and again until there is something, for a minute.
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited a minute until {what}");
-        thread::yield_now();
-    }
 }

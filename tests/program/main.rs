@@ -5,7 +5,10 @@
 mod array_errors;
 mod arrays;
 mod children;
+mod launch;
+mod launch_ends;
 mod npy;
 mod program;
 mod runs;
 mod usage;
+mod watch;

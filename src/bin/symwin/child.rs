@@ -5,9 +5,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use parking_lot::Mutex;
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use symwin::Communicator;
 
@@ -15,6 +15,7 @@ use crate::bench;
 use crate::errors::RankError;
 use crate::phases::Phase;
 use crate::plan::Job;
+use crate::processes::{die_with_parent, end_with_parent};
 use crate::progress::Progress;
 use crate::rank;
 use crate::threads;
@@ -57,14 +58,11 @@ pub(crate) enum Event<R> {
 
 /// Does its part of the job. What goes wrong with a rank is told on standard output and is no error here.
 pub(crate) fn run() -> anyhow::Result<()> {
-    end_with_parent(Signal::KILL)?;
     let mut order = String::new();
     io::stdin().read_to_string(&mut order)?;
     let order: Order =
         serde_json::from_str(&order).context("this command is only for `symwin` itself to use")?;
-    // It may have ended before the signal was asked for.
-    let parent = getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
-    ensure!(parent == Some(order.parent), "the program that started this is gone");
+    die_with_parent(order.parent)?;
 
     let pipe = Pipe(Mutex::new(io::stdout()));
     let make = Communicator::ranks_from_env_with;
@@ -84,10 +82,6 @@ fn become_program(command: &[String]) -> anyhow::Result<()> {
     let (program, args) = command.split_first().context("an order without a program")?;
     let error = process::Command::new(program).args(args).exec();
     Err(anyhow::Error::new(error).context(format!("starting {program}")))
-}
-
-fn end_with_parent(signal: Signal) -> anyhow::Result<()> {
-    set_parent_process_death_signal(Some(signal)).context("asking to end with the program that started this")
 }
 
 /// Standard output, one event a line.

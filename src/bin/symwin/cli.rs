@@ -7,12 +7,14 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use symwin::coll::{DType, ReduceOp};
 
 use crate::bench::cli::BenchCommand;
+use crate::launch;
 use crate::size::parse_bytes;
 
 /// Symmetric memory windows over all ranks, without a GPU.
 ///
 /// symwin maps one buffer of every rank side by side into one range of addresses, so that code on any rank loads and
-/// stores any peer's memory. This program runs the library's main job and checks it.
+/// stores any peer's memory. This program runs the library's main job and checks it, and launches other programs as
+/// processes of ranks.
 #[derive(Debug, Parser)]
 #[command(name = "symwin", version, after_help = "Start with: symwin run", after_long_help = ENVIRONMENT)]
 pub(crate) struct Cli {
@@ -36,9 +38,21 @@ pub(crate) enum Command {
     /// Measure, beside what else there is, in the same run.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Start a program once for each rank, or for each few ranks, and see all processes end.
+    ///
+    /// Every line that a process prints comes with its rank before it. When one process fails, the others are ended, and
+    /// standard error says which failed first and how. Nothing that the program has started outlives this.
+    #[command(after_long_help = launch::EXAMPLES)]
+    Launch(launch::LaunchArgs),
     /// One process of `--procs`. Takes its job from standard input.
     #[command(hide = true)]
     Child,
+    /// The process of `symwin launch` that starts the others and waits for them.
+    #[command(hide = true)]
+    Supervise(launch::SuperviseArgs),
+    /// A process of `symwin launch` that is about to be the program.
+    #[command(hide = true)]
+    ExecRank(launch::ExecArgs),
 }
 
 #[derive(Args, Debug)]

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +46,16 @@ impl fmt::Display for RankError {
             None => f.write_str(&self.message),
         }
     }
+}
+
+/// The program's last word on standard error. Where nobody hears it, the status still says that something is wrong.
+pub(crate) fn tell(what: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "symwin: error: {what}");
+}
+
+/// A word on standard error while the work goes on.
+pub(crate) fn note(what: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "symwin: {what}");
 }
 
 /// One message for all: `deaths` of processes first, then errors that are no echo; else the echoes. Equal messages of

@@ -1,19 +1,23 @@
-//! The `symwin` program: the library's main job from the command line.
+//! The `symwin` program: the library's main job from the command line, and a launcher.
 //!
-//! `symwin run` starts ranks as threads or as processes, registers windows, reduces them and checks the result; see
-//! `symwin run --help`. `symwin bench` measures. This file reads the command line; [`run`] and [`bench`] do the rest.
+//! `symwin run` starts ranks as threads or as processes, registers windows, reduces them and checks the result.
+//! `symwin bench` measures. `symwin launch` starts another program as processes of ranks. This file reads the command
+//! line; [`run`], [`bench`] and [`launch`] do the rest.
 #![deny(unsafe_code)]
 
 mod bench;
 mod child;
 mod cli;
+mod colours;
 mod errors;
+mod launch;
 mod memory;
 mod npy;
 mod output;
 mod pattern;
 mod phases;
 mod plan;
+mod processes;
 mod progress;
 mod rank;
 mod reduce;
@@ -25,7 +29,7 @@ mod table;
 mod threads;
 
 use std::env;
-use std::io::{self, IsTerminal as _, Write};
+use std::io;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -36,21 +40,25 @@ use tracing_subscriber::EnvFilter;
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let done = match Cli::parse().command {
+        Command::Bench(args) => prepare().and_then(|()| bench::run(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Child => prepare().and_then(|()| child::run()).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) => prepare().and_then(|()| run::run(&args)).map(|()| ExitCode::SUCCESS),
+        // The programs that these start find limits and environment as they were.
+        Command::Launch(args) => launch::run(&args),
+        Command::Supervise(args) => launch::supervise::run(&args),
+        Command::ExecRank(args) => launch::exec::run(&args),
+    };
+    done.unwrap_or_else(|error| {
+        errors::tell(format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// What ranks in this process need.
+fn prepare() -> anyhow::Result<()> {
     raise_descriptor_limit();
-    let done = start_log().and_then(|()| match cli.command {
-        Command::Bench(args) => bench::run(&args),
-        Command::Child => child::run(),
-        Command::Run(args) => run::run(&args),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Where nobody hears it, the status still says that something is wrong.
-            let _ = writeln!(io::stderr(), "symwin: error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    start_log()
 }
 
 /// Every allocation of every peer is a descriptor, so the program takes what it may have.
@@ -66,8 +74,7 @@ fn start_log() -> anyhow::Result<()> {
     let filter = filter.to_string_lossy();
     let filter = EnvFilter::try_new(filter.as_ref())
         .with_context(|| format!("SYMWIN_LOG = `{filter}` is no filter; an example: symwin=debug"))?;
-    // Colours are for people: https://no-color.org, and no escape codes in files and pipes.
-    let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colours = colours::wanted(&io::stderr());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(colours).init();
     Ok(())
 }

@@ -1,22 +1,19 @@
 //! `--procs`: starts the program once for each process, hears what the children say, and sees all of them end. No
 //! child outlives this: what is dropped here is killed, and a child asks the kernel to be killed with its parent.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::de::DeserializeOwned;
 
 use crate::child::{Event, Order, Work};
 use crate::errors::{RankError, combine};
+use crate::processes::{Ranks, ends_within, rendezvous, set_place, show_end, this_program};
 use crate::progress::Progress;
 
 /// Does the work with `ranks` ranks in processes of `each`, fewer in the last. `silence` is the longest that no child
@@ -28,14 +25,13 @@ pub(crate) fn run<R: DeserializeOwned + Send + 'static>(
     silence: Duration,
     progress: &dyn Progress,
 ) -> anyhow::Result<Vec<R>> {
-    let rendezvous = random_name()?;
+    let rendezvous = rendezvous()?;
     let order: Arc<[u8]> = serde_json::to_vec(&Order::new(work))?.into();
     let (said, hears) = unbounded();
     let mut children = Children(Vec::new());
-    for (index, first) in (0..ranks).step_by(each as usize).enumerate() {
-        let here = (first, each.min(ranks - first));
-        let name = format!("process {index} ({})", show_ranks(here));
-        let child = start(ranks, first, each, &rendezvous).with_context(|| format!("starting {name}"))?;
+    for (index, here) in Ranks::divide(ranks, each).enumerate() {
+        let name = format!("process {index} ({})", here.show());
+        let child = start(ranks, here, each, &rendezvous).with_context(|| format!("starting {name}"))?;
         let mut child = ChildProcess { name, child, outcome: None, status: None, ended_here: false };
         let stdin = child.child.stdin.take().expect("standard input was asked to be a pipe");
         let stdout = child.child.stdout.take().expect("standard output was asked to be a pipe");
@@ -116,7 +112,7 @@ impl<R> Drop for Children<R> {
 impl<R> ChildProcess<R> {
     /// Waits for the end of a child that has closed its output, which is the last thing that one does.
     fn reap(&mut self) {
-        if self.status.is_none() && ends_within(&self.child, GRACE) {
+        if self.status.is_none() && ends_within(self.child.id(), GRACE) {
             self.status = self.child.wait().ok();
         }
         self.end();
@@ -143,13 +139,10 @@ impl<R> ChildProcess<R> {
         if self.ended_here {
             return Some(format!("{name}, pid {pid}, did not end by itself and was ended"));
         }
-        match (status.signal(), status.code(), &self.outcome) {
-            (Some(signal), ..) => Some(format!("{name}, pid {pid}, was killed by {}", show_signal(signal))),
-            (None, Some(0), Some(Ok(_))) | (None, Some(1), Some(Err(_))) => None,
-            (None, Some(0), None) => Some(format!("{name}, pid {pid}, ended without a result")),
-            (None, code, _) => {
-                Some(format!("{name}, pid {pid}, ended with exit status {}", code.unwrap_or(-1)))
-            }
+        match (status.code(), &self.outcome) {
+            (Some(0), Some(Ok(_))) | (Some(1), Some(Err(_))) => None,
+            (Some(0), None) => Some(format!("{name}, pid {pid}, ended without a result")),
+            _ => Some(format!("{name}, pid {pid}, {}", show_end(status))),
         }
     }
 }
@@ -161,23 +154,10 @@ enum Said<R> {
     Nothing,
 }
 
-/// A child that takes its order from standard input: this same program again, even if its file has been replaced
-/// meanwhile.
-pub(crate) fn child() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("symwin").arg("child");
-    command
-}
-
-fn start(ranks: u32, first: u32, each: u32, rendezvous: &str) -> std::io::Result<Child> {
-    child()
-        .env("RANK", first.to_string())
-        .env("WORLD_SIZE", ranks.to_string())
-        .env("SYMWIN_RANKS_PER_PROCESS", each.to_string())
-        .env("SYMWIN_RENDEZVOUS", rendezvous)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
+fn start(world: u32, here: Ranks, each: u32, rendezvous: &str) -> std::io::Result<Child> {
+    let mut command = this_program("child");
+    set_place(&mut command, here, world, each, rendezvous);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
 }
 
 /// Gives a child its order and reads its lines on a thread of its own, until the child closes its output.
@@ -205,49 +185,5 @@ fn talk<R: DeserializeOwned + Send + 'static>(
     Ok(())
 }
 
-/// A name that nobody can guess, under which processes find each other: 256 random bits.
-pub(crate) fn random_name() -> anyhow::Result<String> {
-    let mut random = [0; 32];
-    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut random)).context("/dev/urandom")?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// Whether a child has ended or does so in time.
-fn ends_within(child: &Child, limit: Duration) -> bool {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // Where there is no such descriptor, the wait that follows is for a child that is about to end anyway.
-    let Some(Ok(descriptor)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return true };
-    let until = Instant::now() + limit;
-    loop {
-        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok();
-        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], left.as_ref()) {
-            Ok(ready) => return ready > 0,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
-}
-
-fn show_ranks((first, count): (u32, u32)) -> String {
-    if count == 1 { format!("rank {first}") } else { format!("ranks {first} to {}", first + count - 1) }
-}
-
-pub(crate) fn show_signal(signal: i32) -> String {
-    let name = SIGNALS.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
-    format!("signal {signal}{name}")
-}
-
 /// How long the others may take to notice that one has failed, and a child to end after its last word.
 const GRACE: Duration = Duration::from_secs(5);
-
-const SIGNALS: [(i32, &str); 9] = [
-    (1, " (SIGHUP)"),
-    (2, " (SIGINT)"),
-    (3, " (SIGQUIT)"),
-    (4, " (SIGILL)"),
-    (6, " (SIGABRT)"),
-    (7, " (SIGBUS)"),
-    (9, " (SIGKILL)"),
-    (11, " (SIGSEGV)"),
-    (15, " (SIGTERM)"),
-];

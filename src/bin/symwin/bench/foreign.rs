@@ -10,7 +10,7 @@ use crossbeam_channel::bounded;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::child::{Order, Work};
-use crate::spawn;
+use crate::processes::this_program;
 
 /// Runs a program to its end, and gives what it wrote to standard output.
 pub(crate) fn run(command: Vec<String>, limit: Duration) -> anyhow::Result<String> {
@@ -27,7 +27,7 @@ pub(crate) fn run(command: Vec<String>, limit: Duration) -> anyhow::Result<Strin
 fn output(command: Vec<String>, limit: Duration) -> anyhow::Result<Output> {
     let order = serde_json::to_vec(&Order::new(Work::Become(command)))?;
     let mut child =
-        spawn::child().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        this_program("child").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without an id")?;
     let descriptor = pidfd_open(pid, PidfdFlags::empty());
     if let Some(mut stdin) = child.stdin.take() {

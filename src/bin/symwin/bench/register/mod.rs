@@ -16,9 +16,9 @@ use super::stats::Series;
 use super::syscalls::{self, Counts};
 use super::{Job, World, launches};
 use crate::memory;
+use crate::processes::rendezvous;
 use crate::progress::Bar;
 use crate::size::show_bytes;
-use crate::spawn::random_name;
 
 pub(crate) use self::rank::{Shared, run as rank};
 use self::report::Report;
@@ -146,7 +146,7 @@ fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Ve
 
 fn plan(args: &RegisterArgs, variants: Vec<Variant>, windows: u32, samples: u32) -> anyhow::Result<Plan> {
     let steps = if args.traced { 0 } else { STEPS };
-    let (bytes, arena, mesh) = (args.bytes, args.arena, random_name()?);
+    let (bytes, arena, mesh) = (args.bytes, args.arena, rendezvous()?);
     Ok(Plan { windows, bytes, arena, variants, samples, steps, marks: false, mesh })
 }
 
