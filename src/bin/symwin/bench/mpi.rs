@@ -79,8 +79,8 @@ struct Kind {
     name: &'static str,
     /// Compiler and launcher: where several MPIs are installed, and where there is only one.
     calls: [(&'static str, &'static str); 2],
-    /// A word of what its launcher says of its version.
-    sign: &'static str,
+    /// Words of which its launcher says one with its version.
+    signs: [&'static str; 2],
     args: &'static [&'static str],
 }
 
@@ -88,7 +88,8 @@ impl Kind {
     fn compile(&self, directory: &TempDir) -> anyhow::Result<Mpi> {
         let is_this = |launcher: &&(&str, &str)| {
             let version = Command::new(launcher.1).arg("--version").stdin(Stdio::null()).output();
-            version.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(self.sign))
+            let said = version.map(|version| String::from_utf8_lossy(&version.stdout).into_owned());
+            said.is_ok_and(|said| self.signs.iter().any(|sign| said.contains(sign)))
         };
         let called = self.calls.iter().find(is_this);
         let (compiler, launcher) = called.with_context(|| format!("no {} is installed", self.calls[0].1))?;
@@ -110,13 +111,13 @@ const KINDS: [Kind; 2] = [
     Kind {
         name: "Open MPI",
         calls: [("mpicc.openmpi", "mpirun.openmpi"), ("mpicc", "mpirun")],
-        sign: "Open MPI",
+        signs: ["Open MPI", "OpenRTE"],
         args: &["--allow-run-as-root", "--oversubscribe"],
     },
     Kind {
         name: "MPICH",
         calls: [("mpicc.mpich", "mpiexec.mpich"), ("mpicc", "mpiexec")],
-        sign: "HYDRA",
+        signs: ["HYDRA", "MPICH"],
         args: &[],
     },
 ];

@@ -16,7 +16,8 @@ pub(crate) type Counts = BTreeMap<String, u64>;
 pub(crate) fn count(args: Vec<String>, ranks: u32) -> anyhow::Result<Counts> {
     let directory = tempfile::tempdir()?;
     let log = directory.path().join("log");
-    let mut command: Vec<String> = ["strace", "-f", "-qq", "-s", "64", "-o"].map(str::to_owned).into();
+    // By itself strace would not end what it runs when it is asked to end.
+    let mut command: Vec<String> = ["strace", "-I2", "-f", "-qq", "-s64", "-o"].map(str::to_owned).into();
     command.push(log.to_string_lossy().into_owned());
     // Another program's link to itself would be another program.
     command.push(format!("/proc/{}/exe", process::id()));
