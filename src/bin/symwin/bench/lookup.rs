@@ -3,10 +3,11 @@
 use std::hint::black_box;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, ensure};
+use crossbeam_channel::bounded;
 use serde_json::{Map, Value, json};
 use symwin::{Buffer, Communicator, Config, Group, Window, WindowFlags};
 
@@ -144,22 +145,28 @@ fn time(addresses: &[usize], find: impl Fn(usize)) -> f64 {
 /// Does the work while another thread registers and closes a window again and again. Returns how often it did.
 fn while_registering<T>(comm: &Communicator, work: impl FnOnce() -> T) -> anyhow::Result<(T, u64)> {
     let buffer = comm.alloc_own(PAGE)?;
-    let (stop, registrations) = (AtomicBool::new(false), AtomicU64::new(0));
-    let register = || -> symwin::Result<()> {
+    let (stop, (began, begins)) = (&AtomicBool::new(false), bounded(1));
+    let register = move || -> symwin::Result<u64> {
+        let mut registrations = 0;
         while !stop.load(Ordering::Relaxed) {
             comm.register(&buffer, WindowFlags::empty())?.close()?;
-            registrations.fetch_add(1, Ordering::Relaxed);
+            registrations += 1;
+            let _ = began.try_send(());
         }
-        Ok(())
+        Ok(registrations)
     };
     let (result, registered) = thread::scope(|scope| {
         let writer = scope.spawn(register);
+        // A registration has its deadline, so this wait has one. One that fails ends it too, and is told of below.
+        let _ = begins.recv();
         let result = work();
         stop.store(true, Ordering::Relaxed);
         (result, writer.join())
     });
-    registered.ok().context("a bug in symwin, please report it: the registering thread panicked")??;
-    Ok((result, registrations.into_inner()))
+    let registered = registered.ok();
+    let registered =
+        registered.context("a bug in symwin, please report it: the registering thread panicked")?;
+    Ok((result, registered?))
 }
 
 fn median(figures: &[(&str, Figure)], name: &str) -> f64 {

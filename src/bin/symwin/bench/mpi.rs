@@ -65,7 +65,7 @@ impl Mpi {
         let mut command = self.launch.clone();
         command.extend(["-np".to_owned(), ranks.to_string(), self.program.to_string_lossy().into_owned()]);
         command.extend_from_slice(args);
-        let said = foreign::run(command, LIMIT).with_context(|| self.name)?;
+        let said = foreign::run(command, false, LIMIT).with_context(|| self.name)?;
         let samples = said.lines().map(|line| line.trim().parse()).collect::<Result<_, _>>();
         samples.with_context(|| format!("{} says something else than numbers", self.name))
     }
@@ -92,7 +92,7 @@ impl Kind {
             said.is_ok_and(|said| self.signs.iter().any(|sign| said.contains(sign)))
         };
         let called = self.calls.iter().find(is_this);
-        let (compiler, launcher) = called.with_context(|| format!("no {} is installed", self.calls[0].1))?;
+        let (compiler, launcher) = called.with_context(|| format!("no {} is installed", self.calls[0].0))?;
         let source = directory.path().join("bench.c");
         fs::write(&source, SOURCE)?;
         let program = directory.path().join(compiler);

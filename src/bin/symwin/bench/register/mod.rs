@@ -104,10 +104,11 @@ pub(crate) struct Measured {
 pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
     let world = args.world.world(args.maps == Maps::Each);
     let most = args.windows.iter().copied().max().unwrap_or(1);
-    let bytes = args.bytes.max(1).checked_next_multiple_of(4096);
+    let bytes = args.bytes.checked_next_multiple_of(4096);
     let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
     memory::check(&format!("{most} windows x {} x {} ranks", show_bytes(args.bytes), world.ranks), need)?;
     if args.traced {
+        syscalls::end_with_strace()?;
         let plan = Plan { marks: true, ..plan(args, vec![Variant::Symwin], most, args.output.samples)? };
         world.measure(&Job::Register(plan), &Bar::new(0, false))?;
         return Ok(());
