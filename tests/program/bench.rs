@@ -85,6 +85,20 @@ fn register_with_more_windows_than_descriptors_in_a_message() {
     positive(&json, &["us_per_window", "syscalls_us_per_window"]);
 }
 
+/// What cannot be mapped is left out, and the rest is measured.
+#[test]
+fn register_leaves_out_what_the_system_cannot_map() {
+    let max = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    if max.trim().parse::<u64>().unwrap() > 65_530 {
+        return;
+    }
+    let args = "register --ranks 16 --windows 256 --bytes 4K --samples 1 --no-mpi";
+    let json = objects(args).remove(0);
+    positive(&json, &["us_per_window", "syscalls_us_per_window"]);
+    assert!(json["baseline_us_per_window"].is_null(), "{json}");
+    assert!(ok(&mut bench(args)).contains("per-window protocol: left out"));
+}
+
 /// Each window of each rank is one mapping in each process, or the count is none at all.
 #[test]
 fn register_counts_system_calls_where_strace_is_installed() {

@@ -13,7 +13,7 @@ use super::cli::AllreduceArgs;
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::{MpiSamples, Mpis};
-use super::output::{figure_json, figures_table, mpi_figure};
+use super::output::{figure_json, figures_table, line, mpi_figure};
 use super::plain::{Plain, filled, plain};
 use super::stats::{Figure, Series, merge};
 use super::{Job, World, launches};
@@ -263,7 +263,7 @@ impl<'a> Report<'a> {
             "wall_us": spread(|row| row.1),
             "processors_us": spread(|row| row.2),
         });
-        format!("{json}\n")
+        line(json)
     }
 
     fn to_table(&self) -> String {

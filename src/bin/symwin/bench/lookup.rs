@@ -13,7 +13,7 @@ use symwin::{Buffer, Communicator, Config, Group, Window, WindowFlags};
 
 use super::cli::LookupArgs;
 use super::clock;
-use super::output::figures_table;
+use super::output::{figures_table, line};
 use super::stats::Figure;
 use crate::memory;
 use crate::phases::Phase;
@@ -187,7 +187,7 @@ fn to_json(args: &LookupArgs, figures: &[(&str, Figure)], registrations: u64) ->
     let spreads: Map<String, Value> =
         figures.iter().map(|(name, figure)| ((*name).to_owned(), figure.to_json())).collect();
     json["ns"] = spreads.into();
-    format!("{json}\n")
+    line(json)
 }
 
 fn to_table(args: &LookupArgs, figures: &[(&str, Figure)], registrations: u64) -> String {

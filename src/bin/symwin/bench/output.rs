@@ -21,6 +21,25 @@ pub(crate) fn figure_json(figure: &Result<Figure, String>) -> Value {
     }
 }
 
+/// One JSON object on one line, its numbers with as many digits as say something.
+pub(crate) fn line(mut json: Value) -> String {
+    round(&mut json);
+    format!("{json}\n")
+}
+
+fn round(json: &mut Value) {
+    match json {
+        Value::Array(values) => values.iter_mut().for_each(round),
+        Value::Number(number) => {
+            if let Some(float) = number.as_f64().filter(|_| number.is_f64()) {
+                *json = ((float * 1e4).round() / 1e4).into();
+            }
+        }
+        Value::Object(values) => values.values_mut().for_each(round),
+        Value::Bool(_) | Value::Null | Value::String(_) => {}
+    }
+}
+
 /// A row for each figure: its name, the figure, and the processors' time where it is known.
 pub(crate) fn figures_table(unit: &str, rows: &[(String, Figure, Option<Figure>)]) -> Table {
     let mut table = Table::new();

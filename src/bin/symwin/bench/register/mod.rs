@@ -124,15 +124,15 @@ pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
 
 /// Everything, by number of windows. Launches of the ranks and of the MPIs take turns.
 fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Vec<Measured>> {
-    let variants = variants(args, world);
     let launches = launches(args.output.samples);
     let units: u64 = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum();
-    let length = units * variants.len() as u64 * args.windows.len() as u64;
+    let kinds = |windows: &u32| variants(args, world, *windows).0.len() as u64;
+    let length = units * args.windows.iter().map(kinds).sum::<u64>();
     let bar = Bar::new(length, !args.output.json);
     let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
     for samples in launches {
         for (windows, measured) in args.windows.iter().zip(&mut measured) {
-            let plan = plan(args, variants.clone(), *windows, samples)?;
+            let plan = plan(args, variants(args, world, *windows).0, *windows, samples)?;
             measured.add(world.measure(&Job::Register(plan), &bar)?);
             for mpi in &mpis.found {
                 measured.add_mpi(mpi, world.ranks, mpi_windows(*windows), args.bytes, samples);
@@ -190,8 +190,16 @@ impl Measured {
     }
 }
 
-fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
-    let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare, Variant::Protocol];
+/// What is measured with so many windows, and whether some of it was left out for want of mappings.
+pub(crate) fn variants(args: &RegisterArgs, world: &World, windows: u32) -> (Vec<Variant>, bool) {
+    let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare];
+    let ranks_here = world.ranks_per_process.unwrap_or(world.ranks);
+    // Ranks that map for themselves: the windows of all ranks, in each rank of a process, beside its own buffers.
+    let maps = u64::from(windows) * u64::from(ranks_here) * (u64::from(world.ranks) + 1) + MAPS_OF_OTHERS;
+    if !args.arena && maps_max().is_some_and(|max| maps > max) {
+        return (variants, true);
+    }
+    variants.push(Variant::Protocol);
     if world.ranks_per_process != Some(1) && !world.apart {
         variants.push(Variant::BareEach);
     }
@@ -199,8 +207,15 @@ fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
         // Where each window has an allocation of its own, there is nothing to recognise.
         variants.push(Variant::Dedup);
     }
-    variants
+    (variants, false)
 }
 
+/// How many mappings the system allows a process.
+fn maps_max() -> Option<u64> {
+    std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
+/// What a process maps for other reasons, and some more.
+const MAPS_OF_OTHERS: u64 = 1000;
 /// Of each launch.
 const STEPS: u32 = 5;

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use super::super::World;
 use super::super::cli::{Maps, RegisterArgs};
 use super::super::mpi::Mpis;
-use super::super::output::{figure_json, figures_table, mpi_figure, right, show};
+use super::super::output::{figure_json, figures_table, line, mpi_figure, right, show};
 use super::super::stats::{Figure, merge};
 use super::super::syscalls::Counts;
-use super::{Measured, Variant, mpi_windows};
+use super::{Measured, Variant, mpi_windows, variants};
 use crate::size::show_bytes;
 use crate::table::plural;
 
@@ -23,6 +23,8 @@ pub(crate) struct Report {
     bytes: u64,
     arena: bool,
     each: bool,
+    /// Whether what maps everything in each rank was left out.
+    left_out: bool,
     /// By variant's name: microseconds of wall time and of processors' time for each window.
     figures: BTreeMap<&'static str, (Figure, Figure)>,
     /// How many rounds of messages a group took: the most of any.
@@ -68,6 +70,7 @@ impl Report {
             bytes: args.bytes,
             arena: args.arena,
             each: args.maps == Maps::Each,
+            left_out: variants(args, world, windows).1,
             figures: Variant::ALL.into_iter().filter_map(figure).collect(),
             rounds: measured.rounds.iter().copied().max().unwrap_or(0),
             steps: steps(&measured.steps),
@@ -123,7 +126,7 @@ impl Report {
             "wall_us_per_window": spreads(|(wall, _)| *wall),
             "processors_us_per_window": spreads(|(_, cpu)| *cpu),
         });
-        format!("{json}\n")
+        line(json)
     }
 
     /// As people read it.
@@ -138,6 +141,13 @@ impl Report {
                 let ratio = above_figure.median / below_figure.median;
                 lines.push(format!("{} / {}: {ratio:.2}", above.title(), below.title()));
             }
+        }
+        if self.left_out {
+            lines.push(
+                "per-window protocol: left out: each rank would map all windows of all ranks, which is more than \
+                 this system allows a process (vm.max_map_count)"
+                    .to_owned(),
+            );
         }
         for (name, figure) in &self.mpi {
             match figure {
