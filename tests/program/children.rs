@@ -55,7 +55,10 @@ fn no_other_program_outlives_a_benchmark_that_is_killed() {
         return;
     }
     let args = "bench register --ranks 2 --procs --windows 512,512,512,512 --bytes 4K --samples 1 --no-mpi";
-    let mut run = symwin(args.split_whitespace()).stdout(Stdio::null()).spawn().unwrap();
+    // Nobody is left to remove what is made there.
+    let directory = tempfile::tempdir().unwrap();
+    let mut run = symwin(args.split_whitespace());
+    let mut run = run.env("TMPDIR", directory.path()).stdout(Stdio::null()).spawn().unwrap();
     let family = until("strace runs ranks", || {
         let strace = *children(run.id()).iter().find(|pid| name(**pid).as_deref() == Some("strace"))?;
         let traced = *children(strace).first()?;

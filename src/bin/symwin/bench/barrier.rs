@@ -55,7 +55,7 @@ pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
         Some((Figure::new(wall)?.scaled(scale), Figure::new(cpu)?.scaled(scale)))
     };
     let (own, std) = (figure(OWN).context("no sample of the barrier")?, figure(STD));
-    let mut mpi: Vec<_> = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples, scale))).collect();
+    let mut mpi: Vec<_> = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples))).collect();
     mpi.extend(mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone()))));
     let text = if args.output.json {
         let mpi: Map<String, Value> =

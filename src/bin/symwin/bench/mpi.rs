@@ -71,7 +71,7 @@ impl Mpi {
     }
 }
 
-/// What each MPI says, by name: nanoseconds of each sample, or why there are none.
+/// What each MPI says, by name: nanoseconds for each repetition, of each sample; or why there are none.
 pub(crate) type MpiSamples = BTreeMap<&'static str, anyhow::Result<Vec<f64>>>;
 
 /// How an MPI is called.

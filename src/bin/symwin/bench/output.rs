@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::stats::Figure;
 
-/// A figure of an MPI's samples of nanoseconds, scaled, or why there is none.
-pub(crate) fn mpi_figure(samples: &anyhow::Result<Vec<f64>>, scale: f64) -> Result<Figure, String> {
+/// Microseconds of an MPI's samples of nanoseconds, or why there are none.
+pub(crate) fn mpi_figure(samples: &anyhow::Result<Vec<f64>>) -> Result<Figure, String> {
     let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
     let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
-    Ok(figure.scaled(scale))
+    Ok(figure.scaled(1e-3))
 }
 
 pub(crate) fn figure_json(figure: &Result<Figure, String>) -> Value {
@@ -65,6 +65,12 @@ pub(crate) fn right(table: &mut Table, columns: Range<usize>) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
+}
+
+/// How many times the second one the first one is.
+pub(crate) fn ratio(of: f64, to: f64) -> String {
+    let ratio = of / to;
+    if ratio < 0.1 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
 
 /// A number with as many digits as say something.

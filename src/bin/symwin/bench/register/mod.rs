@@ -95,7 +95,7 @@ pub(crate) struct Measured {
     pub(crate) ranks: Vec<Series>,
     pub(crate) rounds: Vec<u64>,
     pub(crate) steps: Vec<Vec<(String, u64)>>,
-    /// What each MPI says: nanoseconds of each sample.
+    /// What each MPI says.
     pub(crate) mpi: MpiSamples,
     /// Calls of one group.
     pub(crate) syscalls: Option<anyhow::Result<Counts>>,
@@ -127,15 +127,16 @@ fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Ve
     let launches = launches(args.output.samples);
     let units: u64 = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum();
     let kinds = |windows: &u32| variants(args, world, *windows).0.len() as u64;
-    let length = units * args.windows.iter().map(kinds).sum::<u64>();
-    let bar = Bar::new(length, !args.output.json);
+    let timed = units * args.windows.iter().map(kinds).sum::<u64>();
+    let recorded = launches.len() as u64 * args.windows.len() as u64 * u64::from(STEPS + 1);
+    let bar = Bar::new(timed + recorded, !args.output.json);
     let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
     for samples in launches {
         for (windows, measured) in args.windows.iter().zip(&mut measured) {
             let plan = plan(args, variants(args, world, *windows).0, *windows, samples)?;
             measured.add(world.measure(&Job::Register(plan), &bar)?);
             for mpi in &mpis.found {
-                measured.add_mpi(mpi, world.ranks, mpi_windows(*windows), args.bytes, samples);
+                measured.add_mpi(mpi, world.ranks, *windows, args.bytes, samples);
             }
         }
     }
@@ -168,11 +169,6 @@ fn traced(args: &RegisterArgs, world: &World, windows: u32) -> Vec<String> {
         traced.push("--arena".to_owned());
     }
     traced
-}
-
-/// How many windows an MPI is given: they come one after the other, and some of them take tens of milliseconds each.
-pub(crate) fn mpi_windows(windows: u32) -> u32 {
-    windows.min(16)
 }
 
 impl Measured {

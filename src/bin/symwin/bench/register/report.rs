@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use super::super::World;
 use super::super::cli::{Maps, RegisterArgs};
 use super::super::mpi::Mpis;
-use super::super::output::{figure_json, figures_table, line, mpi_figure, right, show};
+use super::super::output::{figure_json, figures_table, line, mpi_figure, ratio, right, show};
 use super::super::stats::{Figure, merge};
 use super::super::syscalls::Counts;
-use super::{Measured, Variant, mpi_windows, variants};
+use super::{Measured, Variant, variants};
 use crate::size::show_bytes;
 use crate::table::plural;
 
@@ -52,13 +52,7 @@ impl Report {
             Some((variant.name(), (scaled(wall)?, scaled(cpu)?)))
         };
         let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
-        let mpi = measured
-            .mpi
-            .iter()
-            .map(|(name, samples)| {
-                (*name, mpi_figure(samples, 1.0 / (1e3 * f64::from(mpi_windows(windows)))))
-            })
-            .chain(absent);
+        let mpi = measured.mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples))).chain(absent);
         let syscalls = match &measured.syscalls {
             Some(Ok(counts)) => Ok(counts.clone()),
             Some(Err(why)) => Err(format!("{why:#}")),
@@ -121,7 +115,6 @@ impl Report {
             "syscalls_per_group": self.syscalls.as_ref().ok().map(|counts| counts.values().sum::<u64>()),
             "syscalls_by_name": self.syscalls.as_ref().ok(),
             "steps_us": steps,
-            "mpi_windows": mpi_windows(self.windows),
             "mpi_us_per_window": mpi,
             "wall_us_per_window": spreads(|(wall, _)| *wall),
             "processors_us_per_window": spreads(|(_, cpu)| *cpu),
@@ -138,8 +131,8 @@ impl Report {
             (Variant::Dedup, Variant::Symwin),
         ] {
             if let (Some(above_figure), Some(below_figure)) = (self.wall(above), self.wall(below)) {
-                let ratio = above_figure.median / below_figure.median;
-                lines.push(format!("{} / {}: {ratio:.2}", above.title(), below.title()));
+                let ratio = ratio(above_figure.median, below_figure.median);
+                lines.push(format!("{} / {}: {ratio}", above.title(), below.title()));
             }
         }
         if self.left_out {
@@ -152,8 +145,8 @@ impl Report {
         for (name, figure) in &self.mpi {
             match figure {
                 Ok(figure) => {
-                    let ratio = self.wall(Variant::Symwin).map(|symwin| figure.median / symwin.median);
-                    lines.extend(ratio.map(|ratio| format!("{name} / symwin: {ratio:.2}")));
+                    let ratio = self.wall(Variant::Symwin).map(|symwin| ratio(figure.median, symwin.median));
+                    lines.extend(ratio.map(|ratio| format!("{name} / symwin: {ratio}")));
                 }
                 Err(why) => lines.push(format!("{name}: not measured: {why}")),
             }
@@ -167,9 +160,11 @@ impl Report {
             Ok(counts) => show_calls(counts),
             Err(why) => format!("system calls of the group: not counted: {why}"),
         });
-        if !self.steps.is_empty() {
-            lines.push(self.steps_table().to_string());
-        }
+        lines.push(if self.steps.is_empty() {
+            "steps of the group: not recorded: unset SYMWIN_LOG".to_owned()
+        } else {
+            self.steps_table().to_string()
+        });
         lines.join("\n") + "\n\n"
     }
 
@@ -193,9 +188,8 @@ impl Report {
         let mut rows: Vec<_> = shown
             .filter_map(|variant| Some((variant.title().to_owned(), self.wall(variant)?, self.cpu(variant))))
             .collect();
-        let windows = mpi_windows(self.windows);
         rows.extend(self.mpi.iter().filter_map(|(name, figure)| {
-            let title = format!("{name}: {windows} of MPI_Win_allocate_shared");
+            let title = format!("{name}: MPI_Win_allocate_shared");
             Some((title, *figure.as_ref().ok()?, None))
         }));
         figures_table("us per window", &rows)
