@@ -4,16 +4,18 @@
  *   bench allreduce TYPE BYTES N SAMPLES    N all-reduces by sum, from one buffer to another
  *   bench barrier N SAMPLES                 N barriers
  *
- * Rank 0 prints one number for each sample and line: nanoseconds from the first rank's begin to the last rank's end,
- * by the clock that all processes of the host share. Two samples before these are not printed, and after 10 seconds
- * there are no more: with more ranks than cores some of this takes very long. */
+ * Rank 0 prints one number for each sample and line: nanoseconds for each repetition, from the first rank's begin to
+ * the last rank's end, by the clock that all processes of the host share. With more ranks than cores some of this takes
+ * very long: a sample has no more repetitions than a second may have, going by a few at first, and after ten seconds there is
+ * no further sample. One sample before all these is not printed. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { WARM = 2, SECONDS = 10 };
+enum { FEW = 4, SECONDS = 10 };
+static const double SECOND = 1e9;
 
 struct work {
     enum { WINDOWS, ALLREDUCE, BARRIER } kind;
@@ -66,9 +68,10 @@ static void run(struct work *work)
     }
 }
 
-static void sample(struct work *work, int print)
+/* Nanoseconds for each repetition, on rank 0. */
+static double sample(struct work *work)
 {
-    long long begin, end, first, last;
+    long long begin, end, first = 0, last = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     begin = now();
     run(work);
@@ -80,8 +83,28 @@ static void sample(struct work *work, int print)
             MPI_Win_free(&work->windows[i]);
         }
     }
-    if (print) {
-        printf("%lld\n", last - first);
+    return (double)(last - first) / (double)work->count;
+}
+
+static void measure(struct work *work, int rank, long samples)
+{
+    long long begin = now();
+    long count = work->count;
+    work->count = count < FEW ? count : FEW;
+    double fit = SECOND / (sample(work) + 1);
+    work->count = fit < 1 ? 1 : fit < (double)count ? (long)fit : count;
+    MPI_Bcast(&work->count, 1, MPI_LONG, 0, MPI_COMM_WORLD);
+    sample(work);
+    for (long i = 0; i < samples; i++) {
+        int more = i == 0 || (double)(now() - begin) < SECONDS * SECOND;
+        MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
+        if (!more) {
+            break;
+        }
+        double nanos = sample(work);
+        if (rank == 0) {
+            printf("%.1f\n", nanos);
+        }
     }
 }
 
@@ -100,7 +123,6 @@ int main(int argc, char **argv)
 {
     struct work work = { 0 };
     long samples = 0;
-    long long begin;
     int rank, size;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -127,15 +149,7 @@ int main(int argc, char **argv)
     } else {
         fail("this is only for `symwin bench` to use");
     }
-    begin = now();
-    for (long i = 0; i < WARM + samples; i++) {
-        int more = now() - begin < SECONDS * 1000000000LL || i <= WARM;
-        MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
-        if (!more) {
-            break;
-        }
-        sample(&work, rank == 0 && i >= WARM);
-    }
+    measure(&work, rank, samples);
     free(work.send);
     free(work.receive);
     free(work.windows);

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::program::run;
+use crate::program::{run, symwin};
 use crate::watch::{children, is_gone, kill, until};
 
 /// Work that goes on for longer than it takes to find its processes.
@@ -33,13 +33,45 @@ fn a_child_that_is_killed_is_named_and_ends_the_run() {
 
 #[test]
 fn no_child_outlives_a_run_that_is_killed() {
-    let mut run = run(LONG).stdout(Stdio::null()).spawn().unwrap();
-    let children = working_children(&run, 2);
-    // Stopped, so that they do not end by themselves.
-    children.values().for_each(|pid| kill(*pid, Signal::STOP));
+    let bench = "bench register --ranks 2 --procs --windows 64 --samples 100000 --no-mpi";
+    for mut command in [run(LONG), symwin(bench.split_whitespace())] {
+        let mut run = command.stdout(Stdio::null()).spawn().unwrap();
+        let children = working_children(&run, 2);
+        // Stopped, so that they do not end by themselves.
+        children.values().for_each(|pid| kill(*pid, Signal::STOP));
+        run.kill().unwrap();
+        run.wait().unwrap();
+        until("the children are gone", || children.values().all(|pid| is_gone(*pid)).then_some(()));
+    }
+}
+
+/// Other programs end with the one that runs them, and so do those that they run.
+#[test]
+fn no_other_program_outlives_a_benchmark_that_is_killed() {
+    // Where there is no strace, or may not be one, there is nobody to look for.
+    let strace = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    if !strace.is_ok_and(|output| output.status.success()) {
+        return;
+    }
+    let args = "bench register --ranks 2 --procs --windows 512,512,512,512 --bytes 4K --samples 1 --no-mpi";
+    // Nobody is left to remove what is made there.
+    let directory = tempfile::tempdir().unwrap();
+    let mut run = symwin(args.split_whitespace());
+    let mut run = run.env("TMPDIR", directory.path()).stdout(Stdio::null()).spawn().unwrap();
+    let family = until("strace runs ranks", || {
+        let strace = *children(run.id()).iter().find(|pid| name(**pid).as_deref() == Some("strace"))?;
+        let traced = *children(strace).first()?;
+        let ranks = children(traced);
+        (ranks.len() == 2).then(|| [vec![strace, traced], ranks].concat())
+    });
     run.kill().unwrap();
     run.wait().unwrap();
-    until("the children are gone", || children.values().all(|pid| is_gone(*pid)).then_some(()));
+    until("they are gone", || family.iter().all(|pid| is_gone(*pid)).then_some(()));
+}
+
+/// The name of a process's program.
+fn name(pid: u32) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned())
 }
 
 /// The run's processes by their first rank, once each has a thread for it.

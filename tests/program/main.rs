@@ -4,6 +4,7 @@
 
 mod array_errors;
 mod arrays;
+mod bench;
 mod children;
 mod launch;
 mod launch_ends;

@@ -17,6 +17,18 @@ fn help_says_what_there_is() {
         assert!(general.contains(variable), "{variable} is not in\n{general}");
     }
     assert!(!general.contains("child"), "{general}");
+    assert!(general.contains("bench"), "{general}");
+    let of_bench = ok(&mut symwin(["bench", "--help"]));
+    for part in ["register", "allreduce", "barrier", "lookup"] {
+        assert!(of_bench.contains(part), "{part} is not in\n{of_bench}");
+    }
+    let of_register = ok(&mut symwin(["bench", "register", "--help"]));
+    for part in
+        ["--ranks", "--windows", "--bytes", "--arena", "--own", "--maps", "--samples", "--json", "--no-mpi"]
+    {
+        assert!(of_register.contains(part), "{part} is not in\n{of_register}");
+    }
+    assert!(!of_register.contains("--traced"), "{of_register}");
     let of_run = ok(&mut symwin(["run", "--help"]));
     for part in
         ["--ranks", "--procs", "--threads", "--windows", "--bytes", "--json", "--op", "--input", "--output"]

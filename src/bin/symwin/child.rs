@@ -34,8 +34,12 @@ pub(crate) struct Order {
 pub(crate) enum Work {
     /// Runs a part of the ranks of a benchmark.
     Bench(bench::Job),
-    /// Becomes another program, which then ends with the parent as a child does.
-    Become(Vec<String>),
+    /// Becomes another program.
+    Become {
+        command: Vec<String>,
+        /// Whether it is killed if the parent ends. If not, it is asked to end, so that it can end others first.
+        kill: bool,
+    },
     /// Runs a part of the ranks of a run.
     Run(Job),
 }
@@ -68,7 +72,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let make = Communicator::ranks_from_env_with;
     match order.work {
         Work::Bench(job) => pipe.end(bench::ranks(make, &job, &pipe)),
-        Work::Become(command) => become_program(&command)?,
+        Work::Become { command, kill } => become_program(&command, kill)?,
         Work::Run(job) => {
             pipe.end(threads::run(make, |comm, bootstrap| rank::run(comm, &job, bootstrap, &pipe)));
         }
@@ -76,9 +80,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces this process. Launchers get to end what they have launched.
-fn become_program(command: &[String]) -> anyhow::Result<()> {
-    end_with_parent(Signal::TERM)?;
+/// Replaces this process.
+fn become_program(command: &[String], kill: bool) -> anyhow::Result<()> {
+    if !kill {
+        end_with_parent(Signal::TERM)?;
+    }
     let (program, args) = command.split_first().context("an order without a program")?;
     let error = process::Command::new(program).args(args).exec();
     Err(anyhow::Error::new(error).context(format!("starting {program}")))

@@ -13,7 +13,7 @@ use super::cli::AllreduceArgs;
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::{MpiSamples, Mpis};
-use super::output::{figure_json, figures_table, mpi_figure};
+use super::output::{figure_json, figures_table, line, mpi_figure, ratio};
 use super::plain::{Plain, filled, plain};
 use super::stats::{Figure, Series, merge};
 use super::{Job, World, launches};
@@ -220,7 +220,7 @@ impl<'a> Report<'a> {
         let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
         let typeless = mpis.found.iter().filter(|mpi| !of_mpi.contains_key(mpi.name));
         let typeless = typeless.map(|mpi| (mpi.name, Err(format!("MPI has no {}", plan.dtype))));
-        let mpi = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples, scale)));
+        let mpi = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples)));
         Self {
             world,
             plan,
@@ -263,7 +263,7 @@ impl<'a> Report<'a> {
             "wall_us": spread(|row| row.1),
             "processors_us": spread(|row| row.2),
         });
-        format!("{json}\n")
+        line(json)
     }
 
     fn to_table(&self) -> String {
@@ -278,12 +278,12 @@ impl<'a> Report<'a> {
         });
         lines.push(figures_table("us for each", &own.chain(others).collect::<Vec<_>>()).to_string());
         if let (Some(call), Some(plain)) = (self.of(Variant::Call), self.plain()) {
-            lines.push(format!("Communicator::all_reduce / the faster plain loop: {:.2}", call / plain));
+            lines.push(format!("Communicator::all_reduce / the faster plain loop: {}", ratio(call, plain)));
         }
         for (name, figure) in &self.mpi {
             match (figure, self.of(Variant::Call)) {
                 (Ok(figure), Some(call)) => {
-                    lines.push(format!("Communicator::all_reduce / {name}: {:.2}", call / figure.median));
+                    lines.push(format!("Communicator::all_reduce / {name}: {}", ratio(call, figure.median)));
                 }
                 (Err(why), _) => lines.push(format!("{name}: not measured: {why}")),
                 (Ok(_), None) => {}

@@ -12,7 +12,7 @@ use super::cli::BarrierArgs;
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::MpiSamples;
-use super::output::{figure_json, figures_table, mpi_figure};
+use super::output::{figure_json, figures_table, line, mpi_figure};
 use super::stats::{Figure, Series, merge};
 use super::{Job, launches};
 use crate::progress::{Bar, Progress};
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
         Some((Figure::new(wall)?.scaled(scale), Figure::new(cpu)?.scaled(scale)))
     };
     let (own, std) = (figure(OWN).context("no sample of the barrier")?, figure(STD));
-    let mut mpi: Vec<_> = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples, scale))).collect();
+    let mut mpi: Vec<_> = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples))).collect();
     mpi.extend(mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone()))));
     let text = if args.output.json {
         let mpi: Map<String, Value> =
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
             "wall_us_per_round": own.0.to_json(),
             "std_wall_us_per_round": std.map(|(wall, _)| wall.to_json()),
         });
-        format!("{json}\n")
+        line(json)
     } else {
         let mut rows = vec![("LSA barrier".to_owned(), own.0, Some(own.1))];
         rows.extend(std.map(|(wall, cpu)| ("std::sync::Barrier".to_owned(), wall, Some(cpu))));

@@ -36,6 +36,11 @@ pub(crate) enum BenchCommand {
     Lookup(LookupArgs),
 }
 
+fn some_bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text)
+        .and_then(|bytes| if bytes == 0 { Err("a window has at least 1 byte".to_owned()) } else { Ok(bytes) })
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct AllreduceArgs {
     #[command(flatten)]
@@ -88,7 +93,7 @@ pub(crate) struct RegisterArgs {
     pub(crate) windows: Vec<u32>,
 
     /// The size of each window, such as 2MiB or 64K
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "2MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, default_value = "2MiB")]
     pub(crate) bytes: u64,
 
     /// Carve all windows of a rank from one allocation

@@ -12,10 +12,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::child::{Order, Work};
 use crate::processes::this_program;
 
-/// Runs a program to its end, and gives what it wrote to standard output.
-pub(crate) fn run(command: Vec<String>, limit: Duration) -> anyhow::Result<String> {
+/// Runs a program to its end, and gives what it wrote to standard output. When it must end it is asked to at first, so that
+/// a launcher can end what it has launched; with `kill` it is not.
+pub(crate) fn run(command: Vec<String>, kill: bool, limit: Duration) -> anyhow::Result<String> {
     let name = command.first().cloned().unwrap_or_default();
-    let output = output(command, limit).with_context(|| format!("running {name}"))?;
+    let output = output(command, kill, limit).with_context(|| format!("running {name}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
@@ -24,8 +25,8 @@ pub(crate) fn run(command: Vec<String>, limit: Duration) -> anyhow::Result<Strin
     String::from_utf8(output.stdout).with_context(|| format!("what {name} says is no text"))
 }
 
-fn output(command: Vec<String>, limit: Duration) -> anyhow::Result<Output> {
-    let order = serde_json::to_vec(&Order::new(Work::Become(command)))?;
+fn output(command: Vec<String>, kill: bool, limit: Duration) -> anyhow::Result<Output> {
+    let order = serde_json::to_vec(&Order::new(Work::Become { command, kill }))?;
     let mut child =
         this_program("child").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without an id")?;
@@ -39,8 +40,7 @@ fn output(command: Vec<String>, limit: Duration) -> anyhow::Result<Output> {
         return Ok(output?);
     }
     let descriptor = descriptor?;
-    // Launchers end what they have launched when they are asked to, and not when they are killed.
-    for signal in [Signal::TERM, Signal::KILL] {
+    for signal in [Signal::TERM, Signal::KILL].into_iter().skip(kill.into()) {
         let _ = pidfd_send_signal(&descriptor, signal);
         if ends.recv_timeout(GRACE).is_ok() {
             break;

@@ -3,16 +3,17 @@
 use std::hint::black_box;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, ensure};
+use crossbeam_channel::bounded;
 use serde_json::{Map, Value, json};
 use symwin::{Buffer, Communicator, Config, Group, Window, WindowFlags};
 
 use super::cli::LookupArgs;
 use super::clock;
-use super::output::figures_table;
+use super::output::{figures_table, line};
 use super::stats::Figure;
 use crate::memory;
 use crate::phases::Phase;
@@ -135,29 +136,37 @@ fn samples(comm: &Communicator, keys: &Keys, addresses: &[usize], count: u32, ba
 
 fn time(addresses: &[usize], find: impl Fn(usize)) -> f64 {
     let begin = clock::now();
-    addresses.iter().for_each(|address| find(*address));
-    (clock::now() - begin) as f64 / addresses.len() as f64
+    for _ in 0..PASSES {
+        addresses.iter().for_each(|address| find(*address));
+    }
+    (clock::now() - begin) as f64 / (PASSES * addresses.len()) as f64
 }
 
 /// Does the work while another thread registers and closes a window again and again. Returns how often it did.
 fn while_registering<T>(comm: &Communicator, work: impl FnOnce() -> T) -> anyhow::Result<(T, u64)> {
     let buffer = comm.alloc_own(PAGE)?;
-    let (stop, registrations) = (AtomicBool::new(false), AtomicU64::new(0));
-    let register = || -> symwin::Result<()> {
+    let (stop, (began, begins)) = (&AtomicBool::new(false), bounded(1));
+    let register = move || -> symwin::Result<u64> {
+        let mut registrations = 0;
         while !stop.load(Ordering::Relaxed) {
             comm.register(&buffer, WindowFlags::empty())?.close()?;
-            registrations.fetch_add(1, Ordering::Relaxed);
+            registrations += 1;
+            let _ = began.try_send(());
         }
-        Ok(())
+        Ok(registrations)
     };
     let (result, registered) = thread::scope(|scope| {
         let writer = scope.spawn(register);
+        // A registration has its deadline, so this wait has one. One that fails ends it too, and is told of below.
+        let _ = begins.recv();
         let result = work();
         stop.store(true, Ordering::Relaxed);
         (result, writer.join())
     });
-    registered.ok().context("a bug in symwin, please report it: the registering thread panicked")??;
-    Ok((result, registrations.into_inner()))
+    let registered = registered.ok();
+    let registered =
+        registered.context("a bug in symwin, please report it: the registering thread panicked")?;
+    Ok((result, registered?))
 }
 
 fn median(figures: &[(&str, Figure)], name: &str) -> f64 {
@@ -169,7 +178,7 @@ fn to_json(args: &LookupArgs, figures: &[(&str, Figure)], registrations: u64) ->
         "bench": "lookup",
         "windows": args.windows,
         "samples": args.output.samples,
-        "lookups": LOOKUPS,
+        "lookups": PASSES * LOOKUPS,
         "registrations": registrations,
     });
     for (name, figure) in figures {
@@ -178,7 +187,7 @@ fn to_json(args: &LookupArgs, figures: &[(&str, Figure)], registrations: u64) ->
     let spreads: Map<String, Value> =
         figures.iter().map(|(name, figure)| ((*name).to_owned(), figure.to_json())).collect();
     json["ns"] = spreads.into();
-    format!("{json}\n")
+    line(json)
 }
 
 fn to_table(args: &LookupArgs, figures: &[(&str, Figure)], registrations: u64) -> String {
@@ -186,9 +195,10 @@ fn to_table(args: &LookupArgs, figures: &[(&str, Figure)], registrations: u64) -
         TITLES.iter().zip(figures).map(|(title, (_, f))| ((*title).to_owned(), *f, None)).collect();
     let ratio = |of: &str, to: &str| median(figures, of) / median(figures, to);
     let lines = [
-        format!("an address among {}, {LOOKUPS} lookups a sample", plural(args.windows, "window")),
+        format!("an address among {}, {} lookups a sample", plural(args.windows, "window"), PASSES * LOOKUPS),
         figures_table("ns for each", &rows).to_string(),
         format!("find_window / plain search: {:.2}", ratio(QUIET[0], QUIET[1])),
+        format!("find_window / plain search and a counted reference: {:.2}", ratio(QUIET[0], QUIET[2])),
         format!("find_window / plain search, while another thread registers: {:.2}", ratio(BUSY[0], BUSY[1])),
         format!("windows registered and closed meanwhile: {registrations}"),
     ];
@@ -209,7 +219,9 @@ const TITLES: [&str; 6] = [
 const PAGE: usize = 4096;
 /// Windows of one group.
 const GROUP: usize = 1000;
-/// Of each sample.
+/// Each sample looks all addresses up so often: it must be long beside what the system takes in between.
+const PASSES: usize = 5;
+/// Addresses.
 const LOOKUPS: usize = 50_000;
 /// Samples that nobody counts.
 const WARM: u32 = 2;

@@ -22,6 +22,7 @@ mod steps;
 mod syscalls;
 
 use std::env;
+use std::io::{self, ErrorKind};
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -80,7 +81,12 @@ pub(crate) fn ranks(
             Job::Barrier(plan) => barrier::rank(comm, plan, &meeting, progress),
             Job::Register(plan) => register::rank(comm, plan, &shared, progress),
         };
-        samples.map_err(|error| RankError::new(Some(rank), Phase::Measure, &error))
+        samples.map_err(|error| {
+            let told = RankError::new(Some(rank), Phase::Measure, &error);
+            // A peer that is gone says itself why.
+            let is_echo = error.downcast_ref().is_some_and(|error: &io::Error| LOST.contains(&error.kind()));
+            RankError { echo: told.echo || is_echo, ..told }
+        })
     })
 }
 
@@ -140,6 +146,8 @@ impl World {
 }
 
 const LAUNCHES: u32 = 3;
+/// What a rank sees of a peer that is gone.
+const LOST: [ErrorKind; 3] = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof];
 
 #[cfg(test)]
 mod tests {

@@ -65,13 +65,13 @@ impl Mpi {
         let mut command = self.launch.clone();
         command.extend(["-np".to_owned(), ranks.to_string(), self.program.to_string_lossy().into_owned()]);
         command.extend_from_slice(args);
-        let said = foreign::run(command, LIMIT).with_context(|| self.name)?;
+        let said = foreign::run(command, false, LIMIT).with_context(|| self.name)?;
         let samples = said.lines().map(|line| line.trim().parse()).collect::<Result<_, _>>();
         samples.with_context(|| format!("{} says something else than numbers", self.name))
     }
 }
 
-/// What each MPI says, by name: nanoseconds of each sample, or why there are none.
+/// What each MPI says, by name: nanoseconds for each repetition, of each sample; or why there are none.
 pub(crate) type MpiSamples = BTreeMap<&'static str, anyhow::Result<Vec<f64>>>;
 
 /// How an MPI is called.
@@ -79,8 +79,8 @@ struct Kind {
     name: &'static str,
     /// Compiler and launcher: where several MPIs are installed, and where there is only one.
     calls: [(&'static str, &'static str); 2],
-    /// A word of what its launcher says of its version.
-    sign: &'static str,
+    /// Words of which its launcher says one with its version.
+    signs: [&'static str; 2],
     args: &'static [&'static str],
 }
 
@@ -88,10 +88,11 @@ impl Kind {
     fn compile(&self, directory: &TempDir) -> anyhow::Result<Mpi> {
         let is_this = |launcher: &&(&str, &str)| {
             let version = Command::new(launcher.1).arg("--version").stdin(Stdio::null()).output();
-            version.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(self.sign))
+            let said = version.map(|version| String::from_utf8_lossy(&version.stdout).into_owned());
+            said.is_ok_and(|said| self.signs.iter().any(|sign| said.contains(sign)))
         };
         let called = self.calls.iter().find(is_this);
-        let (compiler, launcher) = called.with_context(|| format!("no {} is installed", self.calls[0].1))?;
+        let (compiler, launcher) = called.with_context(|| format!("no {} is installed", self.calls[0].0))?;
         let source = directory.path().join("bench.c");
         fs::write(&source, SOURCE)?;
         let program = directory.path().join(compiler);
@@ -110,13 +111,13 @@ const KINDS: [Kind; 2] = [
     Kind {
         name: "Open MPI",
         calls: [("mpicc.openmpi", "mpirun.openmpi"), ("mpicc", "mpirun")],
-        sign: "Open MPI",
+        signs: ["Open MPI", "OpenRTE"],
         args: &["--allow-run-as-root", "--oversubscribe"],
     },
     Kind {
         name: "MPICH",
         calls: [("mpicc.mpich", "mpiexec.mpich"), ("mpicc", "mpiexec")],
-        sign: "HYDRA",
+        signs: ["HYDRA", "MPICH"],
         args: &[],
     },
 ];

@@ -7,17 +7,36 @@ use serde_json::{Value, json};
 
 use super::stats::Figure;
 
-/// A figure of an MPI's samples of nanoseconds, scaled, or why there is none.
-pub(crate) fn mpi_figure(samples: &anyhow::Result<Vec<f64>>, scale: f64) -> Result<Figure, String> {
+/// Microseconds of an MPI's samples of nanoseconds, or why there are none.
+pub(crate) fn mpi_figure(samples: &anyhow::Result<Vec<f64>>) -> Result<Figure, String> {
     let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
     let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
-    Ok(figure.scaled(scale))
+    Ok(figure.scaled(1e-3))
 }
 
 pub(crate) fn figure_json(figure: &Result<Figure, String>) -> Value {
     match figure {
         Ok(figure) => figure.to_json(),
         Err(why) => json!({ "not_measured": why }),
+    }
+}
+
+/// One JSON object on one line, its numbers with as many digits as say something.
+pub(crate) fn line(mut json: Value) -> String {
+    round(&mut json);
+    format!("{json}\n")
+}
+
+fn round(json: &mut Value) {
+    match json {
+        Value::Array(values) => values.iter_mut().for_each(round),
+        Value::Number(number) => {
+            if let Some(float) = number.as_f64().filter(|_| number.is_f64()) {
+                *json = ((float * 1e4).round() / 1e4).into();
+            }
+        }
+        Value::Object(values) => values.values_mut().for_each(round),
+        Value::Bool(_) | Value::Null | Value::String(_) => {}
     }
 }
 
@@ -46,6 +65,12 @@ pub(crate) fn right(table: &mut Table, columns: Range<usize>) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
+}
+
+/// How many times the second one the first one is.
+pub(crate) fn ratio(of: f64, to: f64) -> String {
+    let ratio = of / to;
+    if ratio < 0.1 { format!("{ratio:.4}") } else { format!("{ratio:.2}") }
 }
 
 /// A number with as many digits as say something.

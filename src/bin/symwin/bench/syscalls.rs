@@ -5,8 +5,10 @@ use std::process;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use rustix::process::Signal;
 
 use super::foreign;
+use crate::processes::end_with_parent;
 
 /// How often each call was made by all ranks, from the first rank's begin to the last one's end.
 pub(crate) type Counts = BTreeMap<String, u64>;
@@ -16,17 +18,28 @@ pub(crate) type Counts = BTreeMap<String, u64>;
 pub(crate) fn count(args: Vec<String>, ranks: u32) -> anyhow::Result<Counts> {
     let directory = tempfile::tempdir()?;
     let log = directory.path().join("log");
-    let mut command: Vec<String> = ["strace", "-f", "-qq", "-s", "64", "-o"].map(str::to_owned).into();
+    let mut command: Vec<String> = ["strace", "-f", "-qq", "-s64", "-o"].map(str::to_owned).into();
     command.push(log.to_string_lossy().into_owned());
     // Another program's link to itself would be another program.
     command.push(format!("/proc/{}/exe", process::id()));
     command.extend(args);
-    foreign::run(command, LIMIT)?;
+    // Asked to end, strace may hang on a program that is just starting another one; and what it runs ends with it.
+    foreign::run(command, true, LIMIT)?;
     let text = std::fs::read_to_string(&log).context("what strace wrote")?;
     let mut samples = parse(&text, ranks);
     ensure!(!samples.is_empty(), "strace has seen no sample");
     samples.sort_by_key(|counts| counts.values().sum::<u64>());
     Ok(samples.swap_remove(samples.len() / 2))
+}
+
+/// Makes this process, which strace runs, end with it.
+pub(crate) fn end_with_strace() -> anyhow::Result<()> {
+    end_with_parent(Signal::KILL)?;
+    // It may have ended before the signal was asked for.
+    let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    ensure!(tracer.is_some_and(|pid| pid.trim() != "0"), "--traced is for `symwin bench` itself to use");
+    Ok(())
 }
 
 /// Tells strace that a rank begins or ends a sample: a look at a file that nobody has.

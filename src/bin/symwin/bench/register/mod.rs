@@ -95,7 +95,7 @@ pub(crate) struct Measured {
     pub(crate) ranks: Vec<Series>,
     pub(crate) rounds: Vec<u64>,
     pub(crate) steps: Vec<Vec<(String, u64)>>,
-    /// What each MPI says: nanoseconds of each sample.
+    /// What each MPI says.
     pub(crate) mpi: MpiSamples,
     /// Calls of one group.
     pub(crate) syscalls: Option<anyhow::Result<Counts>>,
@@ -104,10 +104,11 @@ pub(crate) struct Measured {
 pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
     let world = args.world.world(args.maps == Maps::Each);
     let most = args.windows.iter().copied().max().unwrap_or(1);
-    let bytes = args.bytes.max(1).checked_next_multiple_of(4096);
+    let bytes = args.bytes.checked_next_multiple_of(4096);
     let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
     memory::check(&format!("{most} windows x {} x {} ranks", show_bytes(args.bytes), world.ranks), need)?;
     if args.traced {
+        syscalls::end_with_strace()?;
         let plan = Plan { marks: true, ..plan(args, vec![Variant::Symwin], most, args.output.samples)? };
         world.measure(&Job::Register(plan), &Bar::new(0, false))?;
         return Ok(());
@@ -123,18 +124,19 @@ pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
 
 /// Everything, by number of windows. Launches of the ranks and of the MPIs take turns.
 fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Vec<Measured>> {
-    let variants = variants(args, world);
     let launches = launches(args.output.samples);
     let units: u64 = launches.iter().map(|samples| u64::from(samples + rank::WARM)).sum();
-    let length = units * variants.len() as u64 * args.windows.len() as u64;
-    let bar = Bar::new(length, !args.output.json);
+    let kinds = |windows: &u32| variants(args, world, *windows).0.len() as u64;
+    let timed = units * args.windows.iter().map(kinds).sum::<u64>();
+    let recorded = launches.len() as u64 * args.windows.len() as u64 * u64::from(STEPS + 1);
+    let bar = Bar::new(timed + recorded, !args.output.json);
     let mut measured: Vec<Measured> = args.windows.iter().map(|_| Measured::default()).collect();
     for samples in launches {
         for (windows, measured) in args.windows.iter().zip(&mut measured) {
-            let plan = plan(args, variants.clone(), *windows, samples)?;
+            let plan = plan(args, variants(args, world, *windows).0, *windows, samples)?;
             measured.add(world.measure(&Job::Register(plan), &bar)?);
             for mpi in &mpis.found {
-                measured.add_mpi(mpi, world.ranks, mpi_windows(*windows), args.bytes, samples);
+                measured.add_mpi(mpi, world.ranks, *windows, args.bytes, samples);
             }
         }
     }
@@ -169,11 +171,6 @@ fn traced(args: &RegisterArgs, world: &World, windows: u32) -> Vec<String> {
     traced
 }
 
-/// How many windows an MPI is given: they come one after the other, and some of them take tens of milliseconds each.
-pub(crate) fn mpi_windows(windows: u32) -> u32 {
-    windows.min(16)
-}
-
 impl Measured {
     fn add_mpi(&mut self, mpi: &Mpi, ranks: u32, windows: u32, bytes: u64, samples: u32) {
         let args = ["windows".to_owned(), windows.to_string(), bytes.to_string(), samples.to_string()];
@@ -189,8 +186,16 @@ impl Measured {
     }
 }
 
-fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
-    let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare, Variant::Protocol];
+/// What is measured with so many windows, and whether some of it was left out for want of mappings.
+pub(crate) fn variants(args: &RegisterArgs, world: &World, windows: u32) -> (Vec<Variant>, bool) {
+    let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare];
+    let ranks_here = world.ranks_per_process.unwrap_or(world.ranks);
+    // Ranks that map for themselves: the windows of all ranks, in each rank of a process, beside its own buffers.
+    let maps = u64::from(windows) * u64::from(ranks_here) * (u64::from(world.ranks) + 1) + MAPS_OF_OTHERS;
+    if !args.arena && maps_max().is_some_and(|max| maps > max) {
+        return (variants, true);
+    }
+    variants.push(Variant::Protocol);
     if world.ranks_per_process != Some(1) && !world.apart {
         variants.push(Variant::BareEach);
     }
@@ -198,8 +203,15 @@ fn variants(args: &RegisterArgs, world: &World) -> Vec<Variant> {
         // Where each window has an allocation of its own, there is nothing to recognise.
         variants.push(Variant::Dedup);
     }
-    variants
+    (variants, false)
 }
 
+/// How many mappings the system allows a process.
+fn maps_max() -> Option<u64> {
+    std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
+/// What a process maps for other reasons, and some more.
+const MAPS_OF_OTHERS: u64 = 1000;
 /// Of each launch.
 const STEPS: u32 = 5;

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use super::super::World;
 use super::super::cli::{Maps, RegisterArgs};
 use super::super::mpi::Mpis;
-use super::super::output::{figure_json, figures_table, mpi_figure, right, show};
+use super::super::output::{figure_json, figures_table, line, mpi_figure, ratio, right, show};
 use super::super::stats::{Figure, merge};
 use super::super::syscalls::Counts;
-use super::{Measured, Variant, mpi_windows};
+use super::{Measured, Variant, variants};
 use crate::size::show_bytes;
 use crate::table::plural;
 
@@ -23,6 +23,8 @@ pub(crate) struct Report {
     bytes: u64,
     arena: bool,
     each: bool,
+    /// Whether what maps everything in each rank was left out.
+    left_out: bool,
     /// By variant's name: microseconds of wall time and of processors' time for each window.
     figures: BTreeMap<&'static str, (Figure, Figure)>,
     /// How many rounds of messages a group took: the most of any.
@@ -50,13 +52,7 @@ impl Report {
             Some((variant.name(), (scaled(wall)?, scaled(cpu)?)))
         };
         let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
-        let mpi = measured
-            .mpi
-            .iter()
-            .map(|(name, samples)| {
-                (*name, mpi_figure(samples, 1.0 / (1e3 * f64::from(mpi_windows(windows)))))
-            })
-            .chain(absent);
+        let mpi = measured.mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples))).chain(absent);
         let syscalls = match &measured.syscalls {
             Some(Ok(counts)) => Ok(counts.clone()),
             Some(Err(why)) => Err(format!("{why:#}")),
@@ -68,6 +64,7 @@ impl Report {
             bytes: args.bytes,
             arena: args.arena,
             each: args.maps == Maps::Each,
+            left_out: variants(args, world, windows).1,
             figures: Variant::ALL.into_iter().filter_map(figure).collect(),
             rounds: measured.rounds.iter().copied().max().unwrap_or(0),
             steps: steps(&measured.steps),
@@ -118,12 +115,11 @@ impl Report {
             "syscalls_per_group": self.syscalls.as_ref().ok().map(|counts| counts.values().sum::<u64>()),
             "syscalls_by_name": self.syscalls.as_ref().ok(),
             "steps_us": steps,
-            "mpi_windows": mpi_windows(self.windows),
             "mpi_us_per_window": mpi,
             "wall_us_per_window": spreads(|(wall, _)| *wall),
             "processors_us_per_window": spreads(|(_, cpu)| *cpu),
         });
-        format!("{json}\n")
+        line(json)
     }
 
     /// As people read it.
@@ -135,15 +131,22 @@ impl Report {
             (Variant::Dedup, Variant::Symwin),
         ] {
             if let (Some(above_figure), Some(below_figure)) = (self.wall(above), self.wall(below)) {
-                let ratio = above_figure.median / below_figure.median;
-                lines.push(format!("{} / {}: {ratio:.2}", above.title(), below.title()));
+                let ratio = ratio(above_figure.median, below_figure.median);
+                lines.push(format!("{} / {}: {ratio}", above.title(), below.title()));
             }
+        }
+        if self.left_out {
+            lines.push(
+                "per-window protocol: left out: each rank would map all windows of all ranks, which is more than \
+                 this system allows a process (vm.max_map_count)"
+                    .to_owned(),
+            );
         }
         for (name, figure) in &self.mpi {
             match figure {
                 Ok(figure) => {
-                    let ratio = self.wall(Variant::Symwin).map(|symwin| figure.median / symwin.median);
-                    lines.extend(ratio.map(|ratio| format!("{name} / symwin: {ratio:.2}")));
+                    let ratio = self.wall(Variant::Symwin).map(|symwin| ratio(figure.median, symwin.median));
+                    lines.extend(ratio.map(|ratio| format!("{name} / symwin: {ratio}")));
                 }
                 Err(why) => lines.push(format!("{name}: not measured: {why}")),
             }
@@ -157,9 +160,11 @@ impl Report {
             Ok(counts) => show_calls(counts),
             Err(why) => format!("system calls of the group: not counted: {why}"),
         });
-        if !self.steps.is_empty() {
-            lines.push(self.steps_table().to_string());
-        }
+        lines.push(if self.steps.is_empty() {
+            "steps of the group: not recorded: unset SYMWIN_LOG".to_owned()
+        } else {
+            self.steps_table().to_string()
+        });
         lines.join("\n") + "\n\n"
     }
 
@@ -183,9 +188,8 @@ impl Report {
         let mut rows: Vec<_> = shown
             .filter_map(|variant| Some((variant.title().to_owned(), self.wall(variant)?, self.cpu(variant))))
             .collect();
-        let windows = mpi_windows(self.windows);
         rows.extend(self.mpi.iter().filter_map(|(name, figure)| {
-            let title = format!("{name}: {windows} of MPI_Win_allocate_shared");
+            let title = format!("{name}: MPI_Win_allocate_shared");
             Some((title, *figure.as_ref().ok()?, None))
         }));
         figures_table("us per window", &rows)
