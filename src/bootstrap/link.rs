@@ -100,7 +100,8 @@ impl Link {
         flushed
     }
 
-    /// Owes the peer acknowledgement of so many batches in all. The next flush sends it.
+    /// Owes the peer acknowledgement of so many batches in all. It goes with the next frame, or with the next flush once
+    /// the peer may soon wait for it.
     pub(crate) fn owe_acks(&self, batches: u64) {
         self.writer.lock().acks_due = batches;
     }
@@ -236,22 +237,30 @@ impl Writer {
         }
     }
 
-    /// Writes one thing. Acknowledgements overtake whatever waits, between two frames: neither side's
-    /// descriptors may wait for those of the other.
+    /// Writes one thing, in one call: what is left of control frames and, if it may go, the frame at the front. Each
+    /// call wakes the peer. Acknowledgements overtake whatever waits, between two frames: neither side's descriptors
+    /// may wait for those of the other.
     fn step(&mut self, socket: BorrowedFd<'_>, descriptors: bool) -> Result<Step, Errno> {
-        if !self.control.is_empty() {
+        let between = self.queue.front().is_none_or(|front| front.written == 0);
+        if between && self.control.is_empty() && self.owes_acks() {
+            self.acks_sent = self.acks_due;
+            self.control = encode_head(&Frame::control(Kind::Ack, self.acks_due, 0, &[]));
+        }
+        let Some(front) = self.queue.front_mut() else {
+            if self.control.is_empty() {
+                return Ok(Step::Stop(Flushed::Idle));
+            }
             let written = write(socket, &[IoSlice::new(&self.control)], &[])?;
             self.control.drain(..written);
             return Ok(Step::Done);
-        }
-        let between = self.queue.front().is_none_or(|front| front.written == 0);
-        if between && self.acks_due > self.acks_sent {
-            self.acks_sent = self.acks_due;
-            self.control = encode_head(&Frame::control(Kind::Ack, self.acks_due, 0, &[]));
-            return Ok(Step::Done);
-        }
-        let Some(front) = self.queue.front_mut() else { return Ok(Step::Stop(Flushed::Idle)) };
+        };
         if front.descriptors_sent < front.descriptors.len() {
+            // A batch goes with the first byte of the frame that announces it, so nothing may be before that.
+            if !self.control.is_empty() {
+                let written = write(socket, &[IoSlice::new(&self.control)], &[])?;
+                self.control.drain(..written);
+                return Ok(Step::Done);
+            }
             if self.batches_sent - self.batches_acked >= BATCHES_UNACKNOWLEDGED_MAX {
                 return Ok(Step::Stop(Flushed::Unacknowledged));
             }
@@ -261,21 +270,34 @@ impl Writer {
             let rest = &front.descriptors[front.descriptors_sent..];
             let batch: Vec<BorrowedFd<'_>> = rest.iter().take(BATCH_MAX).map(|fd| fd.as_fd()).collect();
             let count = u32::try_from(batch.len()).expect("a batch is small");
-            let mut head = encode_head(&Frame::control(Kind::Descriptors, 0, count, &[]));
-            // The descriptors go with the first byte; if the kernel takes only a part, the rest goes without.
-            let written = write(socket, &[IoSlice::new(&head)], &batch)?;
+            let mut announcement = encode_head(&Frame::control(Kind::Descriptors, 0, count, &[]));
+            let last = batch.len() == rest.len();
+            let (head, body): (&[u8], &[u8]) = if last { (&front.head, &front.body) } else { (&[], &[]) };
+            let bytes = [IoSlice::new(&announcement), IoSlice::new(head), IoSlice::new(body)];
+            // If the kernel takes only a part, the rest goes without the descriptors.
+            let written = write(socket, &bytes, &batch)?;
             front.descriptors_sent += batch.len();
             self.batches_sent += 1;
-            self.control = head.split_off(written);
-            return Ok(Step::Done);
+            front.written = written.saturating_sub(announcement.len());
+            self.control = announcement.split_off(written.min(announcement.len()));
+        } else {
+            let head = front.head.get(front.written..).unwrap_or_default();
+            let body = &front.body[front.written.saturating_sub(front.head.len())..];
+            let bytes = [IoSlice::new(&self.control), IoSlice::new(head), IoSlice::new(body)];
+            let written = write(socket, &bytes, &[])?;
+            front.written += written.saturating_sub(self.control.len());
+            self.control.drain(..written.min(self.control.len()));
         }
-        let head = front.head.get(front.written..).unwrap_or_default();
-        let body = &front.body[front.written.saturating_sub(front.head.len())..];
-        front.written += write(socket, &[IoSlice::new(head), IoSlice::new(body)], &[])?;
         if front.written == front.len() {
             self.queue.pop_front();
         }
         Ok(Step::Done)
+    }
+
+    /// Whether an acknowledgement is due: at once when the peer may soon wait for it, else with the next frame.
+    fn owes_acks(&self) -> bool {
+        let owed = self.acks_due - self.acks_sent;
+        owed >= BATCHES_UNACKNOWLEDGED_MAX / 2 || (owed > 0 && !self.queue.is_empty())
     }
 }
 
