@@ -4,6 +4,8 @@
 
 pub mod all_reduce;
 pub mod dtype;
+pub mod number;
+mod place;
 pub mod reduce;
 mod run;
 

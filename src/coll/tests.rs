@@ -6,7 +6,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use zerocopy::IntoBytes;
 
-use crate::coll::reduce::{Number, Reduction};
+use crate::coll::number::Number;
+use crate::coll::reduce::Reduction;
 use crate::coll::{DType, ReduceOp, all_reduce};
 use crate::device::run_here;
 use crate::device::testing::{Spec, World};

@@ -5,18 +5,18 @@
 //! reuse what the kernel could see.
 #![allow(unsafe_code, reason = "kernels attest what their communicator keeps mapped")]
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
-use crate::device::abi::{LsaBarrierHandle, Window};
+use crate::device::abi::{LlA2aHandle, LsaBarrierHandle, Window};
 use crate::device::barrier::LsaBarrier;
+use crate::device::claim::Claims;
 use crate::device::dev_comm::DevComm;
+use crate::device::ll_a2a::LlA2a;
 use crate::device::pointer;
 use crate::device::shared::{Element, Shared};
 use crate::device::watch::Watch;
@@ -26,9 +26,6 @@ use crate::ids::{LsaRank, ProcessId, Rank};
 
 /// Each LSA rank's size in bytes of the window whose struct lies at this device address; None where all are equal.
 pub type SizeLookup = Arc<dyn Fn(u64) -> Option<Arc<[u64]>> + Send + Sync>;
-
-/// The barriers that sessions of one rank are on: (resource buffer, index).
-pub type Claims = Arc<Mutex<BTreeSet<(u32, u32)>>>;
 
 /// What a kernel runs in: one rank's device communicator, and what its errors need to name.
 pub struct KernelEnv {
@@ -278,6 +275,30 @@ impl<'k> Kernel<'k> {
     /// As [`Kernel::barrier`], and `OutOfRange` if the handle's words are not in the resource buffers.
     pub fn barrier_of(&self, handle: LsaBarrierHandle, index: u32) -> Result<LsaBarrier<'k>> {
         LsaBarrier::begin(self, handle, index)
+    }
+
+    /// Begins a session on block `block` of the device communicator's LL all-to-all.
+    ///
+    /// # Errors
+    /// `Misuse` if there is no such block, or another session of this rank is on it.
+    pub fn ll_a2a(&self, block: u32) -> Result<LlA2a<'k>> {
+        let dev = &self.env.dev_comm;
+        if block < dev.ll_a2a_blocks {
+            return self.ll_a2a_of(dev.ll_a2a, block);
+        }
+        let what = format!(
+            "there is no LL all-to-all {block}: the device communicator was made with {} blocks",
+            dev.ll_a2a_blocks
+        );
+        Err(Misuse::Other { what }.into())
+    }
+
+    /// Begins a session on a block of buffers of the caller's own.
+    ///
+    /// # Errors
+    /// As [`Kernel::ll_a2a`], and `OutOfRange` if the block is not in the resource buffers.
+    pub fn ll_a2a_of(&self, handle: LlA2aHandle, block: u32) -> Result<LlA2a<'k>> {
+        LlA2a::begin(self, handle, block)
     }
 
     pub(super) fn env(&self) -> &'k KernelEnv {

@@ -67,6 +67,14 @@ impl<T: Element> Shared<'_, T> {
         self.address
     }
 
+    /// Elements `at..at + len`.
+    ///
+    /// # Errors
+    /// `OutOfRange`.
+    pub fn part(&self, at: usize, len: usize) -> Result<Self> {
+        Ok(Self { address: self.range(at, len)?, len, kernel: PhantomData })
+    }
+
     /// Loads one element, relaxed.
     ///
     /// # Errors

@@ -10,8 +10,7 @@ use super::dev_comm::{DevCommRequirements, LlA2aHandle, Plan, ResourceHandle};
 use super::flush::message::MemoryId;
 use super::mail::{Closing, CommMsg};
 use super::shadow::Slot;
-use crate::device::kernel::Claims;
-use crate::device::{self, Kernel, KernelHandle, abi};
+use crate::device::{self, Claims, Kernel, KernelHandle, abi};
 use crate::error::{Misuse, Result};
 
 /// A device communicator: the structs that kernels of this rank take.
@@ -74,6 +73,11 @@ impl DevComm {
                 buffer: barrier.handle.0,
                 n_barriers: barrier.count.cast_signed(),
             }),
+            ll_a2a: plan.ll_a2a.map_or_else(Default::default, |ll| abi::LlA2aHandle {
+                buffer: ll.handle.0,
+                n_slots: ll.slots,
+            }),
+            ll_a2a_blocks: plan.ll_a2a.map_or(0, |ll| ll.blocks),
             abort_flag: 0,
         };
         Self(Arc::new(Inner {
