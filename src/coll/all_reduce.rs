@@ -9,6 +9,8 @@
 //! Where on any rank they overlap otherwise, which that rank says in the first barrier, all ranks keep their
 //! results until another barrier says that all inputs have been read.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::coll::dtype::DType;
@@ -104,7 +106,7 @@ fn one_shot<T: Number>(kernel: &Kernel<'_>, call: &Call<'_>, words: usize) -> Re
 fn two_shot<T: Number>(kernel: &Kernel<'_>, call: &Call<'_>) -> Result<()> {
     let inputs = call.input.slices(kernel, call.count)?;
     let outputs = call.output.slices(kernel, call.count)?;
-    let len = call.count as u64 * size_of::<T>() as u64;
+    let len = place::len_of::<T>(call.count, 1);
     let overlap = place::overlap(kernel, call.input, call.output, len)?;
     let mut work = Work::<T>::new(call.op, inputs, outputs, kernel);
     let share = place::share::<T>(call.count, kernel.lsa_size(), kernel.lsa_rank());
@@ -143,16 +145,8 @@ impl<'k, T: Number> Work<'k, T> {
     }
 
     /// Takes these elements of all inputs in.
-    fn reduce(&mut self, part: std::ops::Range<usize>) -> Result<()> {
-        let (at, len) = (part.start, part.len());
-        let (first, others) = self.inputs.split_first().ok_or_else(place::no_ranks)?;
-        self.reduction.first(len, |to| first.read_into(at, to))?;
-        self.scratch.resize(len, T::new_zeroed());
-        for input in others {
-            input.read_into(at, &mut self.scratch)?;
-            self.reduction.add(&self.scratch)?;
-        }
-        Ok(())
+    fn reduce(&mut self, part: Range<usize>) -> Result<()> {
+        self.reduction.take(&self.inputs, part, &mut self.scratch)
     }
 
     /// Writes their reduction to all outputs.
@@ -163,7 +157,7 @@ impl<'k, T: Number> Work<'k, T> {
     }
 
     /// Reduces this rank's share and writes it once everyone has read all inputs.
-    fn kept(&mut self, share: std::ops::Range<usize>, session: &mut LsaBarrier<'_>) -> Result<()> {
+    fn kept(&mut self, share: Range<usize>, session: &mut LsaBarrier<'_>) -> Result<()> {
         let mut kept = Vec::new();
         let is_short = kept.try_reserve_exact(share.len()).is_err();
         if !is_short {

@@ -2,16 +2,25 @@
 //! else between ranks and no unsafe code.
 #![forbid(unsafe_code)]
 
+pub mod all_gather;
 pub mod all_reduce;
+pub mod all_to_all;
+pub mod broadcast;
 pub mod dtype;
+mod methods;
 pub mod number;
 mod place;
 pub mod reduce;
+pub mod reduce_scatter;
 mod run;
 
 #[cfg(test)]
 mod tests;
 
+pub use all_gather::all_gather;
 pub use all_reduce::all_reduce;
+pub use all_to_all::all_to_all;
+pub use broadcast::broadcast;
 pub use dtype::DType;
 pub use reduce::ReduceOp;
+pub use reduce_scatter::reduce_scatter;

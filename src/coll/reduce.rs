@@ -11,11 +11,13 @@
 //! first one wins. The same inputs in the same order give the same bits.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::coll::number::Number;
+use crate::device::Shared;
 use crate::error::{Misuse, Result};
 
 /// How elements are combined.
@@ -125,6 +127,26 @@ impl<T: Number> Reduction<T> {
             T::widen(&self.partial, &mut self.wide);
         }
         self.inputs = 1;
+        Ok(())
+    }
+
+    /// Takes the elements `part` of all inputs in, which must be the first. `scratch` is anything that is kept.
+    pub(super) fn take(
+        &mut self,
+        inputs: &[Shared<'_, T>],
+        part: Range<usize>,
+        scratch: &mut Vec<T>,
+    ) -> Result<()> {
+        let Some((first, others)) = inputs.split_first() else {
+            let what = "a reduction over an LSA team without ranks".to_owned();
+            return Err(Misuse::Other { what }.into());
+        };
+        self.first(part.len(), |to| first.read_into(part.start, to))?;
+        scratch.resize(part.len(), T::new_zeroed());
+        for input in others {
+            input.read_into(part.start, scratch)?;
+            self.add(scratch)?;
+        }
         Ok(())
     }
 

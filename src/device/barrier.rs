@@ -184,8 +184,8 @@ impl<'k> LsaBarrier<'k> {
             }
         }
         Error::Failed(Arc::new(Failure {
-            comm: env.comm_name.clone(),
-            me: env.me.clone(),
+            comm: env.who.comm_name.clone(),
+            me: env.who.me.clone(),
             operation: format!("LSA barrier {}", self.claim.index),
             phase: Phase::Barrier,
             cause: FailureCause::Deadline { after, missing, blocked: Vec::new() },

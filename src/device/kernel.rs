@@ -31,15 +31,21 @@ pub type SizeLookup = Arc<dyn Fn(u64) -> Option<Arc<[u64]>> + Send + Sync>;
 pub struct KernelEnv {
     pub(super) dev_comm: DevComm,
     pub(super) watch: Arc<Watch>,
-    pub(super) comm_name: String,
-    pub(super) me: Peer,
-    /// By LSA rank.
-    team: Vec<Peer>,
+    pub(super) who: Arc<Who>,
     pub(super) sizes: Option<SizeLookup>,
     /// Barriers in use by sessions of this rank's kernels of the device communicator: (resource buffer, index).
     pub(super) claims: Claims,
     /// Called when this goes, after the last block has ended.
     on_end: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// Whom the errors of a kernel name. Made once for each device communicator.
+#[derive(Debug)]
+pub(crate) struct Who {
+    pub(crate) comm_name: String,
+    pub(crate) me: Peer,
+    /// By LSA rank.
+    pub(crate) team: Vec<Peer>,
 }
 
 impl KernelEnv {
@@ -63,16 +69,8 @@ impl KernelEnv {
         me: Peer,
         team: Vec<Peer>,
     ) -> Self {
-        Self {
-            dev_comm,
-            watch,
-            comm_name: comm_name.to_owned(),
-            me,
-            team,
-            sizes: None,
-            claims: Claims::default(),
-            on_end: None,
-        }
+        let who = Arc::new(Who { comm_name: comm_name.to_owned(), me, team });
+        Self { dev_comm, watch, who, sizes: None, claims: Claims::default(), on_end: None }
     }
 
     /// Sets what is called when all blocks have ended, in whatever thread lets go last; before `join` returns.
@@ -101,7 +99,7 @@ impl KernelEnv {
     /// Who an LSA rank is, for messages.
     pub(super) fn peer(&self, rank: LsaRank) -> Peer {
         let first = self.dev_comm.rank.wrapping_sub(self.dev_comm.lsa_rank);
-        self.team.get(rank.index()).cloned().unwrap_or_else(|| {
+        self.who.team.get(rank.index()).cloned().unwrap_or_else(|| {
             Peer::new(Rank::new(first.wrapping_add(rank.get())), ProcessId::default(), "unknown", 0)
         })
     }
@@ -125,7 +123,7 @@ impl KernelEnv {
     fn not_in_team(&self, world: i64) -> Error {
         let first = i64::from(self.dev_comm.rank) - i64::from(self.dev_comm.lsa_rank);
         let last = first + i64::from(self.dev_comm.lsa_size) - 1;
-        let team = format!("the LSA team of {} (ranks {first} to {last})", self.me.rank);
+        let team = format!("the LSA team of {} (ranks {first} to {last})", self.who.me.rank);
         match u32::try_from(world) {
             Ok(rank) => Misuse::NotInTeam { rank: Rank::new(rank), team }.into(),
             Err(_) => Misuse::Other { what: format!("rank {world} is not in {team}") }.into(),
@@ -144,7 +142,7 @@ impl Drop for KernelEnv {
 impl fmt::Debug for KernelEnv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelEnv")
-            .field("comm", &self.comm_name)
+            .field("comm", &self.who.comm_name)
             .field("dev_comm", &self.dev_comm)
             .field("watch", &self.watch)
             .finish_non_exhaustive()
@@ -209,6 +207,21 @@ impl<'k> Kernel<'k> {
     pub fn window(&self, device_address: u64) -> Result<DeviceWindow<'k>> {
         window::at(self.env, device_address)
             .ok_or_else(|| Misuse::Closed { what: format!("the window at {device_address:#x}") }.into())
+    }
+
+    /// A window of the communicator's own, without a search in the table.
+    ///
+    /// Crate-private and safe because of who calls it: the runtime, for a window that was open after this kernel had begun,
+    /// with what its table entry says. A close after that waits for the kernel, so the contract of
+    /// [`KernelEnv::new`] holds for the window.
+    pub(crate) fn open_window(
+        &self,
+        device_address: u64,
+        base: u64,
+        size: u64,
+        sizes: Option<Arc<[u64]>>,
+    ) -> DeviceWindow<'k> {
+        window::open_known(self.env, device_address, base, size, sizes)
     }
 
     /// A window of these bytes that need not be in the table; `base` is where its owner knows it, 0 if unknown.
@@ -315,12 +328,12 @@ impl<'k> Kernel<'k> {
 pub(crate) fn of_communicator(
     dev_comm: DevComm,
     watch: Arc<Watch>,
-    comm_name: &str,
-    me: Peer,
-    team: Vec<Peer>,
+    who: Arc<Who>,
+    claims: &Claims,
+    sizes: SizeLookup,
 ) -> KernelEnv {
-    // SAFETY: see above; the runtime's promises are those that the contract asks for.
-    unsafe { KernelEnv::new(dev_comm, watch, comm_name, me, team) }
+    // The contract of `KernelEnv::new` is kept; see above.
+    KernelEnv { dev_comm, watch, who, sizes: Some(sizes), claims: Arc::clone(claims), on_end: None }
 }
 
 /// Starts `blocks` blocks of a kernel, each on a thread of its own, and returns at once.

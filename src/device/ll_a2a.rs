@@ -223,8 +223,8 @@ impl<'k> LlA2a<'k> {
             .collect();
         let after = env.watch.deadline();
         Error::Failed(Arc::new(Failure {
-            comm: env.comm_name.clone(),
-            me: env.me.clone(),
+            comm: env.who.comm_name.clone(),
+            me: env.who.me.clone(),
             operation: format!("LL all-to-all {}, {last_seen}", self.claim.index),
             phase: Phase::Barrier,
             cause: FailureCause::Deadline { after, missing, blocked: Vec::new() },
