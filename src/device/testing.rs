@@ -26,7 +26,7 @@ use crate::ids::{ProcessId, Rank};
 pub(crate) const AGES: Duration = Duration::from_secs(60);
 
 const STRIDE: usize = 1 << 32;
-pub(crate) const RESOURCE_BYTES: usize = 1 << 14;
+pub(crate) const RESOURCE_BYTES: usize = 1 << 16;
 /// Where the LL all-to-all lies, in units of 128 bytes.
 pub(crate) const LL_BUFFER: u32 = 16;
 

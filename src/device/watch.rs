@@ -176,6 +176,8 @@ impl Watch {
             if since.get_or_insert_with(Instant::now).elapsed() >= SPIN {
                 return;
             }
+            // Whoever is awaited may be queued on this very core, where a wake puts it when the others are busy.
+            std::thread::yield_now();
         }
     }
 
@@ -233,6 +235,6 @@ fn timespec(span: Duration) -> futex::Timespec {
 const SPINS: u32 = 32;
 
 /// How long a wait spins: a few times what it takes to sleep and be woken.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN: Duration = Duration::from_micros(50);
 
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
