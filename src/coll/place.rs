@@ -190,7 +190,7 @@ mod tests {
             for rank in 0..ranks {
                 let share = share::<f32>(count, ranks, LsaRank::new(rank));
                 prop_assert_eq!(share.start, end);
-                prop_assert!(share.start % 16 == 0 || share.is_empty());
+                prop_assert!(share.start.is_multiple_of(16) || share.is_empty());
                 prop_assert_eq!(chunks::<f32>(share.clone()).map(|part| part.len()).sum::<usize>(), share.len());
                 end = share.end;
             }

@@ -4,7 +4,7 @@
 //! wait that is watched, now or later, ends at once with that error.
 //!
 //! A wait is for words in memory that processes share. It spins for moments, if the threads that wait for each other
-//! fit the cores, and then sleeps on a [`bell`](super::bell), a *shared* futex. To wake at once on failure it
+//! fit the cores, or else lets others run a few times, and then sleeps on a [`bell`](super::bell), a *shared* futex. To wake at once on failure it
 //! waits for two words, the bell and the watch's own, by `futex_waitv` (Linux 5.16). Where the kernel lacks it,
 //! or a sandbox forbids it, the wait is cut into slices of [`SLICE`].
 
@@ -41,6 +41,8 @@ pub struct Watch {
     cores: usize,
     /// Whether `futex_waitv` is there, as far as is known.
     waitv: AtomicBool,
+    /// How often a wait gives way before it sleeps.
+    turns: u32,
 }
 
 /// Why a wait for a word ended without what it waited for.
@@ -75,6 +77,12 @@ impl Watch {
         Arc::new(Self::unfailed(deadline, None, false))
     }
 
+    /// A watch whose waits sleep at once, without giving way.
+    #[cfg(test)]
+    pub(crate) fn sleepy(deadline: Duration) -> Arc<Self> {
+        Arc::new(Self { turns: 0, ..Self::unfailed(deadline, None, true) })
+    }
+
     fn unfailed(deadline: Duration, hook: Option<FailureHook>, waitv: bool) -> Self {
         Self {
             deadline,
@@ -83,6 +91,7 @@ impl Watch {
             hook,
             cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
             waitv: AtomicBool::new(waitv),
+            turns: TURNS,
         }
     }
 
@@ -122,8 +131,8 @@ impl Watch {
     /// Waits until `ready` says so, at most the watch's deadline, which runs from when the wait stops spinning.
     ///
     /// Who makes it ready rings the bell afterwards, if the bell says `name`: what the sleeper waits for, not 0.
-    /// `threads` is how many threads of this machine wait for each other: only if they fit the cores does the wait
-    /// begin with a short spin.
+    /// `threads` is how many threads of this machine wait for each other: if they fit the cores the wait begins with a
+    /// short spin, or else it gives way to others a few times.
     ///
     /// # Errors
     /// [`WaitError::Failed`] at once when the watch fails or has failed, even if all is ready;
@@ -137,6 +146,8 @@ impl Watch {
     ) -> Result<(), WaitError> {
         if threads <= self.cores {
             self.spin(&ready);
+        } else {
+            self.give_way(&ready);
         }
         if let Some(error) = self.failure() {
             return Err(WaitError::Failed(error));
@@ -163,6 +174,16 @@ impl Watch {
         outcome
     }
 
+    /// Lets those run who are queued on this core: what is awaited may be theirs, and a sleep and a wake cost more.
+    fn give_way(&self, ready: &impl Fn() -> bool) {
+        for _ in 0..self.turns {
+            if ready() || self.failed.load(Ordering::Relaxed) != 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     fn spin(&self, ready: &impl Fn() -> bool) {
         let mut since = None;
         loop {
@@ -176,8 +197,6 @@ impl Watch {
             if since.get_or_insert_with(Instant::now).elapsed() >= SPIN {
                 return;
             }
-            // Whoever is awaited may be queued on this very core, where a wake puts it when the others are busy.
-            std::thread::yield_now();
         }
     }
 
@@ -236,5 +255,9 @@ const SPINS: u32 = 32;
 
 /// How long a wait spins: a few times what it takes to sleep and be woken.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// How often a wait gives way to others before it sleeps: enough for all who share the core with it to come, where
+/// there are a few times as many threads as cores.
+const TURNS: u32 = 16;
 
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);

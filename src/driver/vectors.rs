@@ -32,12 +32,36 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     if len == 0 {
         return;
     }
-    if is_x86_feature_detected!("avx") {
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the caller's promises, and there is AVX-512.
+        unsafe { copy_avx512(to, from, len) }
+    } else if is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promises, and there is AVX.
         unsafe { copy_avx(to, from, len) }
     } else {
         // SAFETY: the caller's promises.
         unsafe { copy_sse(to, from, len) }
+    }
+}
+
+/// # Safety
+/// As [`copy`], `len` is not 0, and the processor has AVX-512.
+unsafe fn copy_avx512(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as in `copy_avx`.
+    unsafe {
+        asm!(
+            "2:",
+            "vmovups zmm0, [{from} + rax]",
+            "vmovups [{to} + rax], zmm0",
+            "add rax, 64",
+            "jnz 2b",
+            "vzeroupper",
+            from = in(reg) from.wrapping_add(len),
+            to = in(reg) to.wrapping_add(len),
+            inout("rax") len.wrapping_neg() => _,
+            clobber_abi("C"),
+            options(nostack),
+        );
     }
 }
 
@@ -95,18 +119,19 @@ unsafe fn copy_sse(to: *mut u8, from: *const u8, len: usize) {
 mod tests {
     use super::*;
 
-    /// What a processor without AVX would do.
+    /// What processors with less than this one has would do.
     #[test]
-    fn both_widths_copy_the_same() {
+    fn all_widths_copy_the_same() {
+        let mut widths: Vec<unsafe fn(*mut u8, *const u8, usize)> = vec![copy, copy_sse];
+        if is_x86_feature_detected!("avx") {
+            widths.push(copy_avx);
+        }
         let from: Vec<u8> = (0..640_u32).map(|i| (i % 251) as u8).collect();
-        for len in [64, 128, 576] {
+        for (len, copy) in
+            [64, 128, 576].into_iter().flat_map(|len| widths.iter().map(move |copy| (len, copy)))
+        {
             let mut to = vec![0; 641];
-            // SAFETY: `len` bytes of either; nobody else touches them.
-            unsafe { copy_sse(to.as_mut_ptr().wrapping_add(1), from.as_ptr(), len) };
-            assert_eq!(to[1..=len], from[..len]);
-            assert!(to[len + 1..].iter().all(|byte| *byte == 0));
-            to.fill(0);
-            // SAFETY: the same.
+            // SAFETY: `len` bytes of either, not 0; nobody else touches them.
             unsafe { copy(to.as_mut_ptr().wrapping_add(1), from.as_ptr(), len) };
             assert_eq!(to[1..=len], from[..len]);
             assert!(to[len + 1..].iter().all(|byte| *byte == 0));

@@ -60,7 +60,7 @@ fn a_wait_ends_with_the_word_the_failure_or_the_deadline() {
 /// Two threads hand a word to and fro and always sleep: one lost wake ends the test by its deadline.
 #[test]
 fn no_wake_is_lost() {
-    let watch = Watch::new(Duration::from_secs(60));
+    let watch = Watch::sleepy(Duration::from_secs(60));
     let (word, bells) = (AtomicU32::new(0), [AtomicU32::new(0), AtomicU32::new(0)]);
     let play = |me: u32| {
         let [mine, other] = if me == 0 { [0, 1] } else { [1, 0] };
