@@ -17,7 +17,7 @@ use crate::coll::dtype::DType;
 use crate::coll::number::Number;
 use crate::coll::place::{self, Overlap, Place};
 use crate::coll::reduce::{ReduceOp, Reduction};
-use crate::device::{DeviceWindow, Kernel, LsaBarrier, Shared};
+use crate::device::{DeviceWindow, Kernel, LsaBarrier, Pace, Shared};
 use crate::error::{Misuse, Result};
 use crate::ids::LsaRank;
 
@@ -110,7 +110,8 @@ fn two_shot<T: Number>(kernel: &Kernel<'_>, call: &Call<'_>) -> Result<()> {
     let overlap = place::overlap(kernel, call.input, call.output, len)?;
     let mut work = Work::<T>::new(call.op, inputs, outputs, kernel);
     let share = place::share::<T>(call.count, kernel.lsa_size(), kernel.lsa_rank());
-    let mut session = kernel.barrier(call.barrier)?;
+    let pace = if len >= place::MUCH_BYTES { Pace::Steady } else { Pace::Brisk };
+    let mut session = kernel.barrier(call.barrier)?.pace(pace);
 
     if session.sync_any(overlap == Overlap::Shifted)? {
         work.kept(share, &mut session)?;

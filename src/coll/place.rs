@@ -175,6 +175,9 @@ const LINE_BYTES: usize = 64;
 /// How much of each input is read at a time: two such buffers fit a core's first cache.
 const CHUNK_BYTES: usize = 16 << 10;
 
+/// From here on a collective computes for longer than it waits.
+pub(super) const MUCH_BYTES: u64 = 256 << 10;
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

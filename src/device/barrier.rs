@@ -30,7 +30,7 @@ use crate::device::bell::Bell;
 use crate::device::claim::Claim;
 use crate::device::kernel::Kernel;
 use crate::device::shared::Shared;
-use crate::device::watch::WaitError;
+use crate::device::watch::{Pace, WaitError};
 use crate::error::{Error, Failure, FailureCause, Missing, Misuse, Phase, Result};
 use crate::ids::LsaRank;
 
@@ -54,6 +54,7 @@ pub struct LsaBarrier<'k> {
     peers: Vec<PeerWords<'k>>,
     /// How many threads of this machine may wait with each other.
     threads: usize,
+    pace: Pace,
 }
 
 struct PeerWords<'k> {
@@ -91,7 +92,14 @@ impl<'k> LsaBarrier<'k> {
         let threads = (env.dev_comm.lsa_size as usize).saturating_mul(kernel.blocks() as usize);
         // The claim comes before the load: the epoch may be that of a session that ended a moment ago.
         let epoch = state.load(Ordering::Acquire);
-        Ok(Self { claim, epoch, arrived: false, state, bell, flags, peers, threads })
+        Ok(Self { claim, epoch, arrived: false, state, bell, flags, peers, threads, pace: Pace::Brisk })
+    }
+
+    /// Sets how waits of this session spin; brisk at first.
+    #[must_use]
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.pace = pace;
+        self
     }
 
     /// How many rounds this barrier has completed since the device communicator was made, modulo 2^32.
@@ -133,7 +141,7 @@ impl<'k> LsaBarrier<'k> {
         let watch = &self.claim.env.watch;
         let next = self.epoch.wrapping_add(1);
         let ready = || self.peers.iter().all(|peer| has_reached(peer.inbox.load(Ordering::Acquire), next));
-        match watch.wait(self.bell, ASLEEP, self.threads, ready) {
+        match watch.wait(self.bell, ASLEEP, self.threads, self.pace, ready) {
             Ok(()) => {}
             Err(WaitError::Failed(error)) => return Err(error),
             Err(WaitError::Deadline) => {

@@ -26,7 +26,7 @@ use crate::device::bell::Bell;
 use crate::device::claim::Claim;
 use crate::device::kernel::Kernel;
 use crate::device::shared::Shared;
-use crate::device::watch::WaitError;
+use crate::device::watch::{Pace, WaitError};
 use crate::error::{Error, Failure, FailureCause, Missing, Misuse, Phase, Result};
 use crate::ids::LsaRank;
 
@@ -175,7 +175,7 @@ impl<'k> LlA2a<'k> {
             let word = |half: usize| own.load(at + 2 * i as usize + half);
             let is_there =
                 || [0, 1].into_iter().all(|half| word(half).is_ok_and(|w| w >> 32 == u64::from(epoch)));
-            match watch.wait(self.bell, (first + i).wrapping_add(1), self.threads, is_there) {
+            match watch.wait(self.bell, (first + i).wrapping_add(1), self.threads, Pace::Brisk, is_there) {
                 Ok(()) => {}
                 Err(WaitError::Failed(error)) => return Err(error),
                 Err(WaitError::Deadline) => {

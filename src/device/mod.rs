@@ -42,5 +42,5 @@ pub use dev_comm::DevComm;
 pub use kernel::{Kernel, KernelEnv, KernelHandle, launch, run_here};
 pub use ll_a2a::LlA2a;
 pub use shared::{Element, Shared};
-pub use watch::{WaitError, Watch};
+pub use watch::{Pace, WaitError, Watch};
 pub use window::DeviceWindow;

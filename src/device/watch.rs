@@ -45,6 +45,17 @@ pub struct Watch {
     turns: u32,
 }
 
+/// How a wait spins on a machine that is busy with other things, where a wake may have put the awaited thread on the
+/// very core of who waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pace {
+    /// It lets that thread run there: best where little is done between waits.
+    Brisk,
+    /// It keeps the core, so that the system moves that thread to another one: best where much is done.
+    Steady,
+}
+
 /// Why a wait for a word ended without what it waited for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -142,10 +153,11 @@ impl Watch {
         bell: Bell<'_>,
         name: u32,
         threads: usize,
+        pace: Pace,
         ready: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
         if threads <= self.cores {
-            self.spin(&ready);
+            self.spin(pace, &ready);
         } else {
             self.give_way(&ready);
         }
@@ -184,7 +196,7 @@ impl Watch {
         }
     }
 
-    fn spin(&self, ready: &impl Fn() -> bool) {
+    fn spin(&self, pace: Pace, ready: &impl Fn() -> bool) {
         let mut since = None;
         loop {
             for _ in 0..SPINS {
@@ -196,6 +208,9 @@ impl Watch {
             // The clock is asked only where the wait is not over at once.
             if since.get_or_insert_with(Instant::now).elapsed() >= SPIN {
                 return;
+            }
+            if pace == Pace::Brisk {
+                std::thread::yield_now();
             }
         }
     }

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::device::bell::Bell;
-use crate::device::{WaitError, Watch};
+use crate::device::{Pace, WaitError, Watch};
 use crate::error::{Error, Misuse};
 
 fn error(what: &str) -> Error {
@@ -38,7 +38,9 @@ fn a_wait_ends_with_the_word_the_failure_or_the_deadline() {
     for make in [Watch::new, Watch::sliced] {
         let (watch, bell, word) = (make(Duration::from_secs(60)), AtomicU32::new(0), AtomicU32::new(7));
         let is = |value| word.load(Ordering::Acquire) == value;
-        let wait = |watch: &Watch, threads, value| watch.wait(Bell::new(&bell), 5, threads, || is(value));
+        let wait = |watch: &Watch, threads, value| {
+            watch.wait(Bell::new(&bell), 5, threads, Pace::Brisk, || is(value))
+        };
         assert_eq!(wait(&watch, 1, 7), Ok(()));
         assert_eq!(wait(&make(Duration::from_millis(5)), 1, 8), Err(WaitError::Deadline));
         assert_eq!(bell.load(Ordering::Relaxed), 0, "nobody sleeps");
@@ -68,7 +70,9 @@ fn no_wake_is_lost() {
             let turn = 2 * round + me;
             let name = turn + 1;
             watch
-                .wait(Bell::new(&bells[mine]), name, usize::MAX, || word.load(Ordering::Acquire) == turn)
+                .wait(Bell::new(&bells[mine]), name, usize::MAX, Pace::Steady, || {
+                    word.load(Ordering::Acquire) == turn
+                })
                 .unwrap();
             word.store(turn + 1, Ordering::Release);
             Bell::new(&bells[other]).ring(|awaited| awaited == turn + 2);
