@@ -15,7 +15,8 @@
 //! | register windows and make device communicators | [`Group`], or [`Communicator::register`] for one |
 //! | reach a peer's memory | [`Window::peer_ptr`], [`Window::read`], [`Window::write`] |
 //! | run code on the device structs | [`DevComm::launch`], [`device::Kernel`] |
-//! | reduce | [`Communicator::all_reduce`] |
+//! | reduce, gather, scatter, exchange | [`Communicator::all_reduce`], [`coll`] |
+//! | send small messages between kernels | [`device::LlA2a`] |
 //! | see what it does | [`Communicator::status`]; [tracing](manual::tracing) |
 //! | test against failing devices | [`driver::faulty`] |
 

@@ -7,20 +7,18 @@
 )]
 
 mod common;
+#[path = "common/numbers.rs"]
+mod numbers;
 #[path = "common/worlds.rs"]
 mod worlds;
 
 use common::*;
-use half::{bf16, f16};
+use numbers::*;
 use symwin::coll::{DType, ReduceOp};
 use symwin::driver::Call;
 use symwin::error::Misuse;
-use symwin::{Buffer, Communicator, Error, Rank, Window, WindowFlags, WindowSlice};
+use symwin::{Communicator, Error, Rank, WindowFlags, WindowSlice};
 use worlds::*;
-
-fn symmetric(ranks: &[Communicator], buffers: &[Buffer]) -> Vec<Window> {
-    all_ok(ask(ranks, |g, c| g.register(c, &buffers[c.rank().index()], WindowFlags::COLL_SYMMETRIC)))
-}
 
 /// All-reduces the same range of every rank's window.
 fn reduce(
@@ -36,43 +34,6 @@ fn reduce(
         .map(|(comm, (from, to))| comm.start_all_reduce(from, to, dtype, op))
         .collect::<symwin::Result<_>>()?;
     running.into_iter().try_for_each(|handle| handle.join().map(drop))
-}
-
-fn slices(windows: &[Window], range: std::ops::Range<usize>) -> Vec<WindowSlice> {
-    windows.iter().map(|window| window.slice(range.clone()).unwrap()).collect()
-}
-
-/// Small whole numbers that every type holds exactly: rank r's element i.
-fn input(rank: u32, i: u32) -> u32 {
-    (rank * 3 + i * 7) % 11
-}
-
-fn expected(i: u32, op: ReduceOp, integer: bool) -> f64 {
-    let inputs = (0..4).map(|rank| input(rank, i));
-    let sum = inputs.clone().sum::<u32>();
-    match op {
-        ReduceOp::Sum => f64::from(sum),
-        ReduceOp::Mean if integer => f64::from(sum / 4),
-        ReduceOp::Mean => f64::from(sum) / 4.0,
-        ReduceOp::Min => f64::from(inputs.min().unwrap()),
-        _ => f64::from(inputs.max().unwrap()),
-    }
-}
-
-fn encode(value: f64, dtype: DType) -> Vec<u8> {
-    match dtype {
-        DType::F32 => (value as f32).to_le_bytes().to_vec(),
-        DType::F64 => value.to_le_bytes().to_vec(),
-        DType::I32 => (value as i32).to_le_bytes().to_vec(),
-        DType::I64 => (value as i64).to_le_bytes().to_vec(),
-        DType::U8 => vec![value as u8],
-        DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
-        _ => bf16::from_f64(value).to_le_bytes().to_vec(),
-    }
-}
-
-fn is_integer(dtype: DType) -> bool {
-    matches!(dtype, DType::I32 | DType::I64 | DType::U8)
 }
 
 #[test]
@@ -139,6 +100,40 @@ fn parts_of_windows_at_any_aligned_offset() {
             }
         }
         drop(windows);
+        finalize(ranks);
+    }
+}
+
+/// On one rank the output is the input's memory, shifted and through another mapping; on the others it is not. No
+/// rank may write there before all have read.
+#[test]
+fn an_overlap_on_one_rank_alone_is_heeded_by_all() {
+    const COUNT: u32 = 20_000;
+    let len = COUNT as usize * 8;
+    for layout in LAYOUTS {
+        let ranks = world(layout);
+        let ins = buffers(&ranks, len + 8);
+        let mut outs = buffers(&ranks, len + 8);
+        outs[2] = ins[2].clone();
+        let (from, to) = (symmetric(&ranks, &ins), symmetric(&ranks, &outs));
+        for shift in [0, 8] {
+            for (comm, buffer) in ranks.iter().zip(&ins) {
+                let me = comm.rank().get();
+                let bytes: Vec<u8> =
+                    (0..COUNT).flat_map(|i| encode(f64::from(input(me, i)), DType::F64)).collect();
+                buffer.write(0, &bytes).unwrap();
+            }
+            let to = slices(&to, shift..len + shift);
+            reduce(&ranks, &slices(&from, 0..len), &to, DType::F64, ReduceOp::Sum).unwrap();
+            let wanted: Vec<u8> =
+                (0..COUNT).flat_map(|i| encode(expected(i, ReduceOp::Sum, false), DType::F64)).collect();
+            for (rank, buffer) in outs.iter().enumerate() {
+                let mut bytes = vec![0; len];
+                buffer.read(shift, &mut bytes).unwrap();
+                assert!(bytes == wanted, "{layout:?}: rank {rank}, shifted by {shift} bytes");
+            }
+        }
+        drop((from, to, ins, outs));
         finalize(ranks);
     }
 }

@@ -4,20 +4,20 @@
 //! | --- | --- | --- |
 //! | f64, f32 | the type itself | |
 //! | f16, bf16 | f32 | rounded once, to nearest, ties to even |
-//! | i64, i32, u8 | i128, i64, i64: exact | wrapped to the type |
+//! | i64, i32, u8 | the type itself; means in one that holds the sum exactly | sums wrapped, means truncated |
 //!
 //! So an integer sum wraps, while an integer mean is the mean of the exact sum, truncated toward zero. Minimum and
 //! maximum pass a NaN on: the first one, if there are several. Of values that compare equal (the two zeros) the
 //! first one wins. The same inputs in the same order give the same bits.
 
 use std::fmt;
-use std::ops::{Add, Div};
+use std::ops::Range;
 use std::str::FromStr;
 
-use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::device::Element;
+use crate::coll::number::Number;
+use crate::device::Shared;
 use crate::error::{Misuse, Result};
 
 /// How elements are combined.
@@ -68,28 +68,15 @@ impl FromStr for ReduceOp {
     }
 }
 
-/// An element that can be reduced.
-pub trait Number: Element {
-    /// What sums are made in; it holds every value of the type exactly.
-    type Wide: Copy + Add<Output = Self::Wide> + Div<Output = Self::Wide> + fmt::Debug + PartialOrd;
-
-    /// The value, exactly.
-    fn widen(self) -> Self::Wide;
-
-    /// The value in this type: rounded or wrapped.
-    fn narrow(wide: Self::Wide) -> Self;
-
-    /// A number of inputs.
-    fn count(inputs: u32) -> Self::Wide;
-}
-
 /// A reduction under way: inputs of equal length go in one after the other, their reduction comes out. It keeps
-/// its buffer, so that a loop over chunks allocates once.
+/// its buffers, so that a loop over chunks allocates once.
 #[derive(Debug)]
 pub struct Reduction<T: Number> {
     op: ReduceOp,
-    /// Of the inputs so far, not yet divided.
-    partial: Vec<T::Wide>,
+    /// Of the inputs so far, where the operation is done in the type itself.
+    partial: Vec<T>,
+    /// The same where it is done in a wider one. Not yet divided.
+    wide: Vec<T::Wide>,
     /// How many inputs there were.
     inputs: u32,
 }
@@ -98,28 +85,87 @@ impl<T: Number> Reduction<T> {
     /// A reduction without inputs yet.
     #[must_use]
     pub const fn new(op: ReduceOp) -> Self {
-        Self { op, partial: Vec::new(), inputs: 0 }
+        Self { op, partial: Vec::new(), wide: Vec::new(), inputs: 0 }
     }
 
     /// Takes one more input in.
     ///
     /// # Errors
-    /// `Misuse` if it is not as long as the first.
+    /// `Misuse` if it is not as long as the first, or one of more than 2^21.
     pub fn add(&mut self, input: &[T]) -> Result<()> {
         if self.inputs == 0 {
-            self.partial.clear();
-            self.partial.extend(input.iter().map(|x| x.widen()));
-            self.inputs = 1;
-            return Ok(());
+            return self.first(input.len(), |to| {
+                to.copy_from_slice(input);
+                Ok(())
+            });
         }
         self.check_len(input.len())?;
-        match self.op {
-            ReduceOp::Sum | ReduceOp::Mean => combine(&mut self.partial, input, |a, b| a + b),
-            ReduceOp::Min => combine(&mut self.partial, input, |a, b| if keeps(a, a <= b) { a } else { b }),
-            ReduceOp::Max => combine(&mut self.partial, input, |a, b| if keeps(a, a >= b) { a } else { b }),
+        if self.inputs == INPUTS_MAX {
+            let what = format!("a reduction of more than {INPUTS_MAX} inputs");
+            return Err(Misuse::Other { what }.into());
+        }
+        if T::in_itself(self.op) {
+            T::combine(self.op, &mut self.partial, input);
+        } else {
+            T::combine_wide(self.op, &mut self.wide, input);
         }
         self.inputs += 1;
         Ok(())
+    }
+
+    /// Takes the first input in, `len` elements that `read` writes where they are wanted: one copy less. What
+    /// was there before is dropped.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn first(&mut self, len: usize, read: impl FnOnce(&mut [T]) -> Result<()>) -> Result<()> {
+        self.inputs = 0;
+        self.partial.resize(len, T::new_zeroed());
+        read(&mut self.partial)?;
+        if !T::in_itself(self.op) {
+            self.wide.resize(len, T::Wide::default());
+            T::widen(&self.partial, &mut self.wide);
+        }
+        self.inputs = 1;
+        Ok(())
+    }
+
+    /// Takes the elements `part` of all inputs in, which must be the first. `scratch` is anything that is kept.
+    pub(super) fn take(
+        &mut self,
+        inputs: &[Shared<'_, T>],
+        part: Range<usize>,
+        scratch: &mut Vec<T>,
+    ) -> Result<()> {
+        let Some((first, others)) = inputs.split_first() else {
+            let what = "a reduction over an LSA team without ranks".to_owned();
+            return Err(Misuse::Other { what }.into());
+        };
+        self.first(part.len(), |to| first.read_into(part.start, to))?;
+        scratch.resize(part.len(), T::new_zeroed());
+        for input in others {
+            input.read_into(part.start, scratch)?;
+            self.add(scratch)?;
+        }
+        Ok(())
+    }
+
+    /// The reduction of all inputs. The next input begins anew.
+    ///
+    /// # Errors
+    /// `Misuse` if there were none.
+    pub fn result(&mut self) -> Result<&[T]> {
+        self.check_len(self.partial.len())?;
+        if T::in_itself(self.op) {
+            if self.op == ReduceOp::Mean {
+                T::divide(&mut self.partial, self.inputs);
+            }
+        } else {
+            let divisor = if self.op == ReduceOp::Mean { self.inputs } else { 1 };
+            T::narrow(&mut self.wide, divisor, &mut self.partial);
+        }
+        self.inputs = 0;
+        Ok(&self.partial)
     }
 
     /// Writes the reduction of all inputs out and begins anew.
@@ -128,15 +174,7 @@ impl<T: Number> Reduction<T> {
     /// `Misuse` if the output is not as long as the inputs, or there were none.
     pub fn finish(&mut self, output: &mut [T]) -> Result<()> {
         self.check_len(output.len())?;
-        let divisor = T::count(self.inputs);
-        let results = output.iter_mut().zip(&self.partial);
-        match self.op {
-            ReduceOp::Mean => results.for_each(|(to, sum)| *to = T::narrow(*sum / divisor)),
-            ReduceOp::Sum | ReduceOp::Min | ReduceOp::Max => {
-                results.for_each(|(to, value)| *to = T::narrow(*value));
-            }
-        }
-        self.inputs = 0;
+        output.copy_from_slice(self.result()?);
         Ok(())
     }
 
@@ -150,64 +188,5 @@ impl<T: Number> Reduction<T> {
     }
 }
 
-fn combine<T: Number>(partial: &mut [T::Wide], input: &[T], op: impl Fn(T::Wide, T::Wide) -> T::Wide) {
-    for (partial, x) in partial.iter_mut().zip(input) {
-        *partial = op(*partial, x.widen());
-    }
-}
-
-/// Whether the earlier value stays: it is in order, or it is a NaN, which is what differs from itself.
-#[allow(clippy::eq_op, reason = "the test for a NaN that generic numbers have")]
-fn keeps<W: PartialOrd + Copy>(earlier: W, in_order: bool) -> bool {
-    in_order || earlier != earlier
-}
-
-macro_rules! number {
-    ($($type:ty, $wide:ty: $widen:expr, $narrow:expr, $count:expr;)*) => {$(
-        impl Number for $type {
-            type Wide = $wide;
-
-            fn widen(self) -> $wide {
-                $widen(self)
-            }
-
-            fn narrow(wide: $wide) -> Self {
-                $narrow(wide)
-            }
-
-            fn count(inputs: u32) -> $wide {
-                $count(inputs)
-            }
-        }
-    )*};
-}
-
-number! {
-    f32, f32: std::convert::identity, std::convert::identity, |n| n as f32;
-    f64, f64: std::convert::identity, std::convert::identity, f64::from;
-    f16, f32: f16::to_f32, f16::from_f32, |n| n as f32;
-    bf16, f32: bf16::to_f32, bf16::from_f32, |n| n as f32;
-    i32, i64: i64::from, wrap::i32, i64::from;
-    i64, i128: i128::from, wrap::i64, i128::from;
-    u8, i64: i64::from, wrap::u8, i64::from;
-}
-
-/// Wrapping a wide integer into a type: its low bits.
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the low bits are what wrapping means"
-)]
-mod wrap {
-    pub(super) const fn i32(wide: i64) -> i32 {
-        wide as i32
-    }
-
-    pub(super) const fn i64(wide: i128) -> i64 {
-        wide as i64
-    }
-
-    pub(super) const fn u8(wide: i64) -> u8 {
-        wide as u8
-    }
-}
+/// As many inputs have exact sums in the types of [`Number::Wide`], and f32 holds their number.
+const INPUTS_MAX: u32 = 1 << 21;

@@ -1,4 +1,4 @@
-//! Collectives as methods of a communicator, on the collectives' own device communicator.
+//! How a collective of a communicator runs: on the collectives' own device communicator, when it is its turn.
 
 use std::sync::Arc;
 
@@ -11,65 +11,32 @@ use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::window::WindowSlice;
 use crate::error::{Error, FailureCause, Misuse, Phase, Result};
+use crate::ids::{LsaRank, Rank};
 
-impl Communicator {
-    /// Reduces over the LSA team, element by element, from every rank's `send` to every rank's `recv`, which may be the
-    /// same. Runs in this thread until this rank's result is there; every rank of the team calls it with slices of
-    /// the same windows, type and operation, and calls its collectives in the same order.
-    ///
-    /// Every rank's result is bitwise the same. What integers, means and halves do is said at [`ReduceOp`].
-    ///
-    /// # Errors
-    /// [`Misuse`] for slices that are closed, of other communicators, of windows without
-    /// [`WindowFlags::COLL_SYMMETRIC`], of different lengths, or no multiple of the type's size, or not aligned to it; the peers then wait
-    /// until their deadline. The communicator's failure.
-    pub fn all_reduce(
-        &self,
-        send: &WindowSlice,
-        recv: &WindowSlice,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        let call = Call::new(self, send, recv, dtype, op)?;
-        call.dev_comm.clone().run(move |kernel| call.run(kernel))
-    }
-
-    /// The same on a thread of its own: returns at once, so that one thread can start it on several ranks before it
-    /// joins any. Collectives of one rank run in the order in which they were started.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`]; the kernel's own errors come from [`KernelHandle::join`].
-    pub fn start_all_reduce(
-        &self,
-        send: &WindowSlice,
-        recv: &WindowSlice,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<KernelHandle<()>> {
-        let call = Call::new(self, send, recv, dtype, op)?;
-        call.dev_comm.clone().launch(1, move |kernel| call.run(kernel))
-    }
+/// What a collective does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    AllGather,
+    AllReduce { dtype: DType, op: ReduceOp },
+    AllToAll,
+    Broadcast { root: Rank },
+    ReduceScatter { dtype: DType, op: ReduceOp },
 }
 
-/// An all-reduce of one rank that is about to run. It keeps its windows open.
-struct Call {
+/// A collective of one rank that is about to run. It keeps its windows open.
+pub(super) struct Call {
     core: Arc<Core>,
     dev_comm: DevComm,
     send: WindowSlice,
     recv: WindowSlice,
-    dtype: DType,
-    op: ReduceOp,
+    job: Job,
+    /// Its place among the rank's collectives.
     number: u64,
 }
 
 impl Call {
-    fn new(
-        comm: &Communicator,
-        send: &WindowSlice,
-        recv: &WindowSlice,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<Self> {
+    /// A collective of slices that fit it, with a place in the order.
+    pub(super) fn new(comm: &Communicator, send: &WindowSlice, recv: &WindowSlice, job: Job) -> Result<Self> {
         let core = Arc::clone(&comm.shared().core);
         for slice in [send, recv] {
             slice.window.check_open()?;
@@ -83,55 +50,57 @@ impl Call {
                 return Err(misuse("a window without COLL_SYMMETRIC: register it with that flag".to_owned()));
             }
         }
-        if send.range.len() != recv.range.len() || !send.range.len().is_multiple_of(dtype.size_bytes()) {
-            return Err(misuse(format!(
-                "{} bytes in, {} bytes out, in elements of {} bytes: all-reduce takes as much in as out, in whole elements",
-                send.range.len(),
-                recv.range.len(),
-                dtype.size_bytes()
-            )));
-        }
-        if [send, recv].into_iter().any(|slice| !slice.range.start.is_multiple_of(dtype.size_bytes())) {
-            return Err(misuse(format!(
-                "slices that start at bytes {} and {} of their windows: elements of {} bytes lie at multiples of that",
-                send.range.start,
-                recv.range.start,
-                dtype.size_bytes()
-            )));
-        }
+        job.check(&core, send, recv)?;
         let Some(dev_comm) = comm.collectives() else {
             return Err(core.watch.error().unwrap_or_else(|| core.closed()));
         };
         let number = core.collective.take();
-        Ok(Self { core, dev_comm, send: send.clone(), recv: recv.clone(), dtype, op, number })
+        Ok(Self { core, dev_comm, send: send.clone(), recv: recv.clone(), job, number })
     }
 
-    fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
-        let failed = || self.core.watch.error().is_some();
-        if !self.core.collective.wait(self.number, self.core.deadline, failed) {
-            // A collective that is skipped on one rank would pair the next one with another of its peers': the
-            // communicator ends here, on all ranks.
-            let cause = FailureCause::Deadline {
-                after: self.core.deadline,
-                missing: Vec::new(),
-                blocked: Vec::new(),
-            };
-            let operation = "an all-reduce behind earlier ones of this rank";
-            self.core.watch.fail(Error::Failed(self.core.failure(operation, Phase::Barrier, cause)));
-            return Err(self.core.watch.error().unwrap_or_else(|| self.core.closed()));
+    /// Runs it in this thread.
+    pub(super) fn run(self) -> Result<()> {
+        self.dev_comm.run(|kernel| self.body(kernel))
+    }
+
+    /// Runs it on a thread of its own.
+    pub(super) fn start(self) -> Result<KernelHandle<()>> {
+        self.dev_comm.clone().launch(1, move |kernel| self.body(kernel))
+    }
+
+    fn body(&self, kernel: &Kernel<'_>) -> Result<()> {
+        self.await_turn()?;
+        let (input, output) = (self.send.window.in_kernel(kernel)?, self.recv.window.in_kernel(kernel)?);
+        let from = (&input, self.send.range.start as u64);
+        let to = (&output, self.recv.range.start as u64);
+        let bytes = self.send.range.len().min(self.recv.range.len());
+        match self.job {
+            Job::AllGather => super::all_gather(kernel, from, to, bytes, BARRIER),
+            Job::AllReduce { dtype, op } => {
+                super::all_reduce(kernel, from, to, bytes / dtype.size_bytes(), dtype, op, BARRIER)
+            }
+            Job::AllToAll => super::all_to_all(kernel, from, to, bytes / kernel.lsa_size() as usize, BARRIER),
+            Job::Broadcast { root } => {
+                super::broadcast(kernel, from, to, bytes, lsa_rank(&self.core, root)?, BARRIER)
+            }
+            Job::ReduceScatter { dtype, op } => {
+                super::reduce_scatter(kernel, from, to, bytes / dtype.size_bytes(), dtype, op, BARRIER)
+            }
         }
-        let input = kernel.window(self.send.window.device_address())?;
-        let output = kernel.window(self.recv.window.device_address())?;
-        let count = self.send.range.len() / self.dtype.size_bytes();
-        super::all_reduce(
-            kernel,
-            (&input, self.send.range.start as u64),
-            (&output, self.recv.range.start as u64),
-            count,
-            self.dtype,
-            self.op,
-            0,
-        )
+    }
+
+    fn await_turn(&self) -> Result<()> {
+        let failed = || self.core.watch.error().is_some();
+        if self.core.collective.wait(self.number, self.core.deadline, failed) {
+            return Ok(());
+        }
+        // A collective that is skipped on one rank would pair the next one with another of its peers': the
+        // communicator ends here, on all ranks.
+        let cause =
+            FailureCause::Deadline { after: self.core.deadline, missing: Vec::new(), blocked: Vec::new() };
+        let operation = "a collective behind earlier ones of this rank";
+        self.core.watch.fail(Error::Failed(self.core.failure(operation, Phase::Barrier, cause)));
+        Err(self.core.watch.error().unwrap_or_else(|| self.core.closed()))
     }
 }
 
@@ -141,9 +110,60 @@ impl Drop for Call {
     }
 }
 
+impl Job {
+    /// Whether slices of these lengths and places fit it.
+    fn check(self, core: &Core, send: &WindowSlice, recv: &WindowSlice) -> Result<()> {
+        let ranks = core.agreed.lsa_size as usize;
+        let (sent, received) = (send.range.len(), recv.range.len());
+        let (name, fits, rule) = match self {
+            Self::AllGather => ("all-gather", sent.checked_mul(ranks) == Some(received), GATHERS),
+            Self::AllReduce { .. } => ("all-reduce", sent == received, AS_MUCH),
+            Self::AllToAll => ("all-to-all", sent == received && sent.is_multiple_of(ranks), BLOCKS),
+            Self::Broadcast { .. } => ("broadcast", sent == received, AS_MUCH),
+            Self::ReduceScatter { .. } => {
+                ("reduce-scatter", received.checked_mul(ranks) == Some(sent), SCATTERS)
+            }
+        };
+        let size = match self {
+            Self::AllReduce { dtype, .. } | Self::ReduceScatter { dtype, .. } => dtype.size_bytes(),
+            Self::AllGather | Self::AllToAll | Self::Broadcast { .. } => 1,
+        };
+        if !fits || !received.is_multiple_of(size) {
+            return Err(misuse(format!(
+                "{sent} bytes in, {received} bytes out, in elements of {size} bytes, {ranks} ranks: {name} takes \
+                 {rule}, in whole elements"
+            )));
+        }
+        if [send, recv].into_iter().any(|slice| !slice.range.start.is_multiple_of(size)) {
+            return Err(misuse(format!(
+                "slices that start at bytes {} and {} of their windows: elements of {size} bytes lie at multiples \
+                 of that",
+                send.range.start, recv.range.start
+            )));
+        }
+        if let Self::Broadcast { root } = self {
+            lsa_rank(core, root)?;
+        }
+        Ok(())
+    }
+}
+
+fn lsa_rank(core: &Core, root: Rank) -> Result<LsaRank> {
+    let team = || format!("the LSA team of {}", core.agreed.rank);
+    Ok(core.agreed.lsa_rank_of(root).ok_or_else(|| Misuse::NotInTeam { rank: root, team: team() })?)
+}
+
 fn misuse(what: String) -> Error {
     Misuse::Other { what }.into()
 }
+
+const AS_MUCH: &str = "as much in as out";
+const GATHERS: &str = "as much out as in of all ranks";
+const SCATTERS: &str = "as much in as out of all ranks";
+const BLOCKS: &str = "as much in as out, equal blocks for all ranks";
+
+/// The barrier, and block of the LL all-to-all, of collectives: one runs at a time.
+const BARRIER: u32 = 0;
 
 #[cfg(test)]
 mod tests {

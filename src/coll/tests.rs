@@ -6,7 +6,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use zerocopy::IntoBytes;
 
-use crate::coll::reduce::{Number, Reduction};
+use crate::coll::number::Number;
+use crate::coll::reduce::Reduction;
 use crate::coll::{DType, ReduceOp, all_reduce};
 use crate::device::run_here;
 use crate::device::testing::{Spec, World};
@@ -131,7 +132,13 @@ const HEAD: usize = 24;
 const HALF: usize = HEAD + 8 * (SIZE_MAX + 2);
 
 fn world(ranks: u32) -> Arc<World> {
-    World::new(Spec { windows: vec![(0, HALF), (0, HALF), (HALF, HALF)], ..Spec::new(ranks, 2 * HALF) })
+    world_with(ranks, (0, 0))
+}
+
+/// Barriers for all sizes, or an LL all-to-all for small ones.
+fn world_with(ranks: u32, ll_a2a: (u32, u32)) -> Arc<World> {
+    let windows = vec![(0, HALF), (0, HALF), (HALF, HALF)];
+    World::new(Spec { windows, ll_a2a, ..Spec::new(ranks, 2 * HALF) })
 }
 
 fn check<T: Tested>(world: &Arc<World>, op: ReduceOp, count: usize, place: Place) {
@@ -177,22 +184,26 @@ fn check<T: Tested>(world: &Arc<World>, op: ReduceOp, count: usize, place: Place
 }
 
 fn check_all(ranks: u32, counts: &[usize]) {
-    let world = world(ranks);
+    check_world(&world(ranks), counts);
+}
+
+fn check_world(world: &Arc<World>, counts: &[usize]) {
+    let ranks = world.spec.ranks;
     for count in counts {
         for op in ReduceOp::ALL {
             for place in [Place::Apart, Place::Same, Place::Shifted] {
-                check::<f32>(&world, op, *count, place);
+                check::<f32>(world, op, *count, place);
                 // The long ones take their time: every type in place, where the chunks matter, and sums apart.
                 let long = *count == SIZE_MAX && ranks == 8;
                 if long && (place == Place::Shifted || place == Place::Apart && op != ReduceOp::Sum) {
                     continue;
                 }
-                check::<f64>(&world, op, *count, place);
-                check::<i32>(&world, op, *count, place);
-                check::<i64>(&world, op, *count, place);
-                check::<u8>(&world, op, *count, place);
-                check::<f16>(&world, op, *count, place);
-                check::<bf16>(&world, op, *count, place);
+                check::<f64>(world, op, *count, place);
+                check::<i32>(world, op, *count, place);
+                check::<i64>(world, op, *count, place);
+                check::<u8>(world, op, *count, place);
+                check::<f16>(world, op, *count, place);
+                check::<bf16>(world, op, *count, place);
             }
         }
     }
@@ -201,6 +212,16 @@ fn check_all(ranks: u32, counts: &[usize]) {
 #[test]
 fn every_type_and_operation_on_1_rank() {
     check_all(1, &[0, 1, 7, 1_000, SIZE_MAX]);
+}
+
+/// Sizes on both sides of where one shot ends, in the second block of an LL all-to-all.
+#[test]
+fn every_type_and_operation_by_one_shot() {
+    for ranks in [1, 2, 3, 8] {
+        check_world(&world_with(ranks, (2, ranks * 64)), &[0, 1, 7, 63, 64, 65, 128, 257]);
+    }
+    // Fewer slots than messages of all ranks need: two shots on all.
+    check_world(&world_with(3, (2, 7)), &[1, 7, 63]);
 }
 
 #[test]

@@ -11,11 +11,14 @@
 //!
 //! To arrive is to store the next epoch into one's own slot of every peer's inbox; to wait is to wait until
 //! every slot of the own inbox has it. Epochs wrap, are zero before the first use, and persist in the own epoch
-//! word from kernel to kernel. Host kernels use the unicast words only.
+//! word from kernel to kernel. Host kernels meet by the unicast words only. Of the multicast words, which they
+//! have no other use for, a rank's own inbox is the [`Bell`] on which it sleeps, and its own epoch carries the flags of
+//! [`LsaBarrier::sync_any`].
 //!
-//! Differences from the reference: a wait spins only for moments and only with more cores than threads, then it
-//! sleeps on a shared futex, so that more ranks than cores do not collapse; it watches the communicator's
-//! failure and its deadline; two sessions of one kernel on the same barrier are an error.
+//! Differences from the reference: a wait spins only for moments and only if the threads fit the cores, or else
+//! gives way a few times, then it sleeps, so that more ranks than cores do not collapse; the last to arrive wakes, and only who sleeps, so an
+//! arrival makes no system call otherwise; it watches the communicator's failure and its deadline; two
+//! sessions of one kernel on the same barrier are an error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,9 +26,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::device::abi::LsaBarrierHandle;
-use crate::device::kernel::{Kernel, KernelEnv};
+use crate::device::bell::Bell;
+use crate::device::claim::Claim;
+use crate::device::kernel::Kernel;
 use crate::device::shared::Shared;
-use crate::device::watch::{self, WaitError};
+use crate::device::watch::WaitError;
 use crate::error::{Error, Failure, FailureCause, Missing, Misuse, Phase, Result};
 use crate::ids::LsaRank;
 
@@ -41,7 +46,11 @@ pub struct LsaBarrier<'k> {
     arrived: bool,
     /// This rank's unicast epoch word.
     state: &'k AtomicU32,
-    /// Of each other LSA rank: who it is, its slot in this rank's inbox, this rank's slot in its inbox.
+    /// Where this rank sleeps.
+    bell: Bell<'k>,
+    /// This rank's flags: bit 0 of even rounds, bit 1 of odd ones.
+    flags: &'k AtomicU32,
+    /// Each other LSA rank's words.
     peers: Vec<PeerWords<'k>>,
     /// How many threads of this machine may wait with each other.
     threads: usize,
@@ -49,8 +58,14 @@ pub struct LsaBarrier<'k> {
 
 struct PeerWords<'k> {
     rank: LsaRank,
+    /// Its slot in this rank's inbox.
     inbox: &'k AtomicU32,
+    /// This rank's slot in its inbox.
     outbox: &'k AtomicU32,
+    /// All slots of its inbox.
+    row: Shared<'k, u32>,
+    bell: Bell<'k>,
+    flags: &'k AtomicU32,
 }
 
 impl<'k> LsaBarrier<'k> {
@@ -62,16 +77,21 @@ impl<'k> LsaBarrier<'k> {
         let words = |rank| kernel.resource::<u32>(handle.buffer, rank, layout.words);
         let own: Shared<'k, u32> = words(me)?;
         let state = own.word(layout.epoch)?;
+        let (bell, flags) = (Bell::new(own.word(layout.bell)?), own.word(layout.flags)?);
         let mut peers = Vec::with_capacity(env.dev_comm.lsa_size as usize);
         for rank in (0..env.dev_comm.lsa_size).map(LsaRank::new).filter(|rank| *rank != me) {
             let inbox = own.word(layout.inbox + rank.index())?;
-            let outbox = words(rank)?.word(layout.inbox + me.index())?;
-            peers.push(PeerWords { rank, inbox, outbox });
+            let its = words(rank)?;
+            let outbox = its.word(layout.inbox + me.index())?;
+            let row = its.part(layout.inbox, env.dev_comm.lsa_size as usize)?;
+            let (bell, flags) = (Bell::new(its.word(layout.bell)?), its.word(layout.flags)?);
+            peers.push(PeerWords { rank, inbox, outbox, row, bell, flags });
         }
-        let claim = Claim::new(env, handle.buffer, index)?;
+        let claim = Claim::new(env, handle.buffer, index, "LSA barrier")?;
         let threads = (env.dev_comm.lsa_size as usize).saturating_mul(kernel.blocks() as usize);
         // The claim comes before the load: the epoch may be that of a session that ended a moment ago.
-        Ok(Self { claim, epoch: state.load(Ordering::Acquire), arrived: false, state, peers, threads })
+        let epoch = state.load(Ordering::Acquire);
+        Ok(Self { claim, epoch, arrived: false, state, bell, flags, peers, threads })
     }
 
     /// How many rounds this barrier has completed since the device communicator was made, modulo 2^32.
@@ -91,7 +111,9 @@ impl<'k> LsaBarrier<'k> {
         let next = self.epoch.wrapping_add(1);
         for peer in &self.peers {
             peer.outbox.store(next, Ordering::Release);
-            watch::wake_all(peer.outbox);
+        }
+        for peer in &self.peers {
+            peer.bell.ring(|_| peer.all_reached(next));
         }
         self.arrived = true;
         Ok(())
@@ -109,22 +131,15 @@ impl<'k> LsaBarrier<'k> {
             return Err(Misuse::Other { what }.into());
         }
         let watch = &self.claim.env.watch;
-        let until = watch.until();
         let next = self.epoch.wrapping_add(1);
-        if self.peers.is_empty()
-            && let Some(error) = watch.error()
-        {
-            return Err(error);
-        }
-        for peer in &self.peers {
-            match watch.wait_word(peer.inbox, until, self.threads, |got| has_reached(got, next)) {
-                Ok(_) => {}
-                Err(WaitError::Failed(error)) => return Err(error),
-                Err(WaitError::Deadline { .. }) => {
-                    let error = self.deadline_error(next, watch.deadline());
-                    watch.fail(error.clone());
-                    return Err(error);
-                }
+        let ready = || self.peers.iter().all(|peer| has_reached(peer.inbox.load(Ordering::Acquire), next));
+        match watch.wait(self.bell, ASLEEP, self.threads, ready) {
+            Ok(()) => {}
+            Err(WaitError::Failed(error)) => return Err(error),
+            Err(WaitError::Deadline) => {
+                let error = self.deadline_error(next, watch.deadline());
+                watch.fail(error.clone());
+                return Err(error);
             }
         }
         self.epoch = next;
@@ -141,6 +156,20 @@ impl<'k> LsaBarrier<'k> {
         self.wait()
     }
 
+    /// `sync`, and whether any rank came with a `flag` that is true.
+    ///
+    /// # Errors
+    /// As [`LsaBarrier::wait`].
+    pub fn sync_any(&mut self, flag: bool) -> Result<bool> {
+        // A peer is at most one round ahead of one that has not left this round, so with a bit for even and one for odd
+        // rounds it changes none that is still to be read. Released by the arrival.
+        let bit = 1 << (self.epoch.wrapping_add(1) % 2);
+        let flags = self.flags.load(Ordering::Relaxed);
+        self.flags.store(if flag { flags | bit } else { flags & !bit }, Ordering::Relaxed);
+        self.sync()?;
+        Ok(flag || self.peers.iter().any(|peer| peer.flags.load(Ordering::Relaxed) & bit != 0))
+    }
+
     fn deadline_error(&self, next: u32, after: Duration) -> Error {
         let env = self.claim.env;
         let mut missing = Vec::new();
@@ -155,8 +184,8 @@ impl<'k> LsaBarrier<'k> {
             }
         }
         Error::Failed(Arc::new(Failure {
-            comm: env.comm_name.clone(),
-            me: env.me.clone(),
+            comm: env.who.comm_name.clone(),
+            me: env.who.me.clone(),
             operation: format!("LSA barrier {}", self.claim.index),
             phase: Phase::Barrier,
             cause: FailureCause::Deadline { after, missing, blocked: Vec::new() },
@@ -181,12 +210,25 @@ impl fmt::Debug for LsaBarrier<'_> {
     }
 }
 
+impl PeerWords<'_> {
+    /// Whether all but itself have arrived at this peer. It waits for the same round as who asks, who has just arrived
+    /// there; its own slot is not used.
+    fn all_reached(&self, next: u32) -> bool {
+        let others = (0..self.row.len()).filter(|slot| *slot != self.rank.index());
+        others.into_iter().all(|slot| self.row.load(slot).is_ok_and(|got| has_reached(got, next)))
+    }
+}
+
 /// Where barrier `index`'s words are, counted in words.
 struct Layout {
     /// All words of all barriers of the handle.
     words: usize,
     /// The unicast epoch.
     epoch: usize,
+    /// The multicast epoch: flags.
+    flags: usize,
+    /// The multicast inbox: the bell.
+    bell: usize,
     /// The inbox slot of LSA rank 0.
     inbox: usize,
 }
@@ -199,30 +241,13 @@ impl Layout {
             return Err(Misuse::Other { what }.into());
         }
         let (n, ranks, index) = (n as usize, ranks as usize, index as usize);
-        Ok(Self { words: 3 * n + n * ranks, epoch: n + index, inbox: 3 * n + index * ranks })
-    }
-}
-
-/// The right to use a barrier, held by one session of a kernel at a time.
-struct Claim<'k> {
-    env: &'k KernelEnv,
-    buffer: u32,
-    index: u32,
-}
-
-impl<'k> Claim<'k> {
-    fn new(env: &'k KernelEnv, buffer: u32, index: u32) -> Result<Self> {
-        if env.claims.lock().insert((buffer, index)) {
-            return Ok(Self { env, buffer, index });
-        }
-        let what = format!("LSA barrier {index} is in use by another session: give each block its own");
-        Err(Misuse::Other { what }.into())
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.env.claims.lock().remove(&(self.buffer, self.index));
+        Ok(Self {
+            words: 3 * n + n * ranks,
+            epoch: n + index,
+            flags: index,
+            bell: 2 * n + index,
+            inbox: 3 * n + index * ranks,
+        })
     }
 }
 
@@ -230,3 +255,6 @@ impl Drop for Claim<'_> {
 fn has_reached(got: u32, awaited: u32) -> bool {
     got.wrapping_sub(awaited) <= u32::MAX / 2
 }
+
+/// What a sleeper's bell says: there is only one thing to wait for.
+const ASLEEP: u32 = 1;

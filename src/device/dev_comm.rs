@@ -1,7 +1,9 @@
 //! The device communicator, free of any version, and one function for each layout that kernels were compiled
 //! for. The newest comes first; older layouts join it as functions of their own.
 
-use crate::device::abi::{DevComm248, LsaBarrierHandle, MAGIC, MultimemHandle, ResourceWindow, Window};
+use crate::device::abi::{
+    DevComm248, LlA2aHandle, LsaBarrierHandle, MAGIC, MultimemHandle, ResourceWindow, Window,
+};
 
 /// What a device communicator says, whatever layout its kernels expect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +29,10 @@ pub struct DevComm {
     pub lsa_multimem: MultimemHandle,
     /// The LSA barriers.
     pub lsa_barrier: LsaBarrierHandle,
+    /// The buffers of the LL all-to-all.
+    pub ll_a2a: LlA2aHandle,
+    /// How many blocks they are for, 0 where there are none.
+    pub ll_a2a_blocks: u32,
     /// The device address of a word that is not 0 once the communicator has failed, 0 where there is none.
     pub abort_flag: u64,
 }

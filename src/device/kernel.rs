@@ -5,18 +5,18 @@
 //! reuse what the kernel could see.
 #![allow(unsafe_code, reason = "kernels attest what their communicator keeps mapped")]
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
-use crate::device::abi::{LsaBarrierHandle, Window};
+use crate::device::abi::{LlA2aHandle, LsaBarrierHandle, Window};
 use crate::device::barrier::LsaBarrier;
+use crate::device::claim::Claims;
 use crate::device::dev_comm::DevComm;
+use crate::device::ll_a2a::LlA2a;
 use crate::device::pointer;
 use crate::device::shared::{Element, Shared};
 use crate::device::watch::Watch;
@@ -27,22 +27,25 @@ use crate::ids::{LsaRank, ProcessId, Rank};
 /// Each LSA rank's size in bytes of the window whose struct lies at this device address; None where all are equal.
 pub type SizeLookup = Arc<dyn Fn(u64) -> Option<Arc<[u64]>> + Send + Sync>;
 
-/// The barriers that sessions of one rank are on: (resource buffer, index).
-pub type Claims = Arc<Mutex<BTreeSet<(u32, u32)>>>;
-
 /// What a kernel runs in: one rank's device communicator, and what its errors need to name.
 pub struct KernelEnv {
     pub(super) dev_comm: DevComm,
     pub(super) watch: Arc<Watch>,
-    pub(super) comm_name: String,
-    pub(super) me: Peer,
-    /// By LSA rank.
-    team: Vec<Peer>,
+    pub(super) who: Arc<Who>,
     pub(super) sizes: Option<SizeLookup>,
     /// Barriers in use by sessions of this rank's kernels of the device communicator: (resource buffer, index).
     pub(super) claims: Claims,
     /// Called when this goes, after the last block has ended.
     on_end: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// Whom the errors of a kernel name. Made once for each device communicator.
+#[derive(Debug)]
+pub(crate) struct Who {
+    pub(crate) comm_name: String,
+    pub(crate) me: Peer,
+    /// By LSA rank.
+    pub(crate) team: Vec<Peer>,
 }
 
 impl KernelEnv {
@@ -66,16 +69,8 @@ impl KernelEnv {
         me: Peer,
         team: Vec<Peer>,
     ) -> Self {
-        Self {
-            dev_comm,
-            watch,
-            comm_name: comm_name.to_owned(),
-            me,
-            team,
-            sizes: None,
-            claims: Claims::default(),
-            on_end: None,
-        }
+        let who = Arc::new(Who { comm_name: comm_name.to_owned(), me, team });
+        Self { dev_comm, watch, who, sizes: None, claims: Claims::default(), on_end: None }
     }
 
     /// Sets what is called when all blocks have ended, in whatever thread lets go last; before `join` returns.
@@ -104,7 +99,7 @@ impl KernelEnv {
     /// Who an LSA rank is, for messages.
     pub(super) fn peer(&self, rank: LsaRank) -> Peer {
         let first = self.dev_comm.rank.wrapping_sub(self.dev_comm.lsa_rank);
-        self.team.get(rank.index()).cloned().unwrap_or_else(|| {
+        self.who.team.get(rank.index()).cloned().unwrap_or_else(|| {
             Peer::new(Rank::new(first.wrapping_add(rank.get())), ProcessId::default(), "unknown", 0)
         })
     }
@@ -128,7 +123,7 @@ impl KernelEnv {
     fn not_in_team(&self, world: i64) -> Error {
         let first = i64::from(self.dev_comm.rank) - i64::from(self.dev_comm.lsa_rank);
         let last = first + i64::from(self.dev_comm.lsa_size) - 1;
-        let team = format!("the LSA team of {} (ranks {first} to {last})", self.me.rank);
+        let team = format!("the LSA team of {} (ranks {first} to {last})", self.who.me.rank);
         match u32::try_from(world) {
             Ok(rank) => Misuse::NotInTeam { rank: Rank::new(rank), team }.into(),
             Err(_) => Misuse::Other { what: format!("rank {world} is not in {team}") }.into(),
@@ -147,7 +142,7 @@ impl Drop for KernelEnv {
 impl fmt::Debug for KernelEnv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KernelEnv")
-            .field("comm", &self.comm_name)
+            .field("comm", &self.who.comm_name)
             .field("dev_comm", &self.dev_comm)
             .field("watch", &self.watch)
             .finish_non_exhaustive()
@@ -212,6 +207,21 @@ impl<'k> Kernel<'k> {
     pub fn window(&self, device_address: u64) -> Result<DeviceWindow<'k>> {
         window::at(self.env, device_address)
             .ok_or_else(|| Misuse::Closed { what: format!("the window at {device_address:#x}") }.into())
+    }
+
+    /// A window of the communicator's own, without a search in the table.
+    ///
+    /// Crate-private and safe because of who calls it: the runtime, for a window that was open after this kernel had begun,
+    /// with what its table entry says. A close after that waits for the kernel, so the contract of
+    /// [`KernelEnv::new`] holds for the window.
+    pub(crate) fn open_window(
+        &self,
+        device_address: u64,
+        base: u64,
+        size: u64,
+        sizes: Option<Arc<[u64]>>,
+    ) -> DeviceWindow<'k> {
+        window::open_known(self.env, device_address, base, size, sizes)
     }
 
     /// A window of these bytes that need not be in the table; `base` is where its owner knows it, 0 if unknown.
@@ -280,6 +290,30 @@ impl<'k> Kernel<'k> {
         LsaBarrier::begin(self, handle, index)
     }
 
+    /// Begins a session on block `block` of the device communicator's LL all-to-all.
+    ///
+    /// # Errors
+    /// `Misuse` if there is no such block, or another session of this rank is on it.
+    pub fn ll_a2a(&self, block: u32) -> Result<LlA2a<'k>> {
+        let dev = &self.env.dev_comm;
+        if block < dev.ll_a2a_blocks {
+            return self.ll_a2a_of(dev.ll_a2a, block);
+        }
+        let what = format!(
+            "there is no LL all-to-all {block}: the device communicator was made with {} blocks",
+            dev.ll_a2a_blocks
+        );
+        Err(Misuse::Other { what }.into())
+    }
+
+    /// Begins a session on a block of buffers of the caller's own.
+    ///
+    /// # Errors
+    /// As [`Kernel::ll_a2a`], and `OutOfRange` if the block is not in the resource buffers.
+    pub fn ll_a2a_of(&self, handle: LlA2aHandle, block: u32) -> Result<LlA2a<'k>> {
+        LlA2a::begin(self, handle, block)
+    }
+
     pub(super) fn env(&self) -> &'k KernelEnv {
         self.env
     }
@@ -294,12 +328,12 @@ impl<'k> Kernel<'k> {
 pub(crate) fn of_communicator(
     dev_comm: DevComm,
     watch: Arc<Watch>,
-    comm_name: &str,
-    me: Peer,
-    team: Vec<Peer>,
+    who: Arc<Who>,
+    claims: &Claims,
+    sizes: SizeLookup,
 ) -> KernelEnv {
-    // SAFETY: see above; the runtime's promises are those that the contract asks for.
-    unsafe { KernelEnv::new(dev_comm, watch, comm_name, me, team) }
+    // The contract of `KernelEnv::new` is kept; see above.
+    KernelEnv { dev_comm, watch, who, sizes: Some(sizes), claims: Arc::clone(claims), on_end: None }
 }
 
 /// Starts `blocks` blocks of a kernel, each on a thread of its own, and returns at once.

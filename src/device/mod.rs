@@ -10,6 +10,8 @@
 //! | [`window`] | windows inside a host kernel, and the device-side lookup |
 //! | [`shared`] | checked slices of a peer's memory: access by copy or by atomics |
 //! | [`barrier`] | the LSA barrier |
+//! | [`ll_a2a`] | the low-latency all-to-all: data and flag in one store |
+//! | [`bell`] | how sleepers are woken, and only sleepers |
 //!
 //! Unsafe code lives here: one operation a block, each with its proof. What all proofs lean on is the
 //! contract of [`kernel::KernelEnv::new`]: while a kernel runs, everything that its device communicator leads
@@ -17,8 +19,11 @@
 
 pub mod abi;
 pub mod barrier;
+pub mod bell;
+mod claim;
 pub mod dev_comm;
 pub mod kernel;
+pub mod ll_a2a;
 pub(crate) mod peer;
 pub mod pointer;
 pub mod shared;
@@ -31,8 +36,11 @@ pub(crate) mod testing;
 mod tests;
 
 pub use barrier::LsaBarrier;
+pub use bell::Bell;
+pub use claim::Claims;
 pub use dev_comm::DevComm;
 pub use kernel::{Kernel, KernelEnv, KernelHandle, launch, run_here};
+pub use ll_a2a::LlA2a;
 pub use shared::{Element, Shared};
 pub use watch::{WaitError, Watch};
 pub use window::DeviceWindow;

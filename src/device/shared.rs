@@ -1,8 +1,8 @@
 //! Checked slices of memory that other ranks may write at the same time.
 //!
 //! No Rust reference to such memory is ever made. An access is a relaxed atomic load or store of one element, or
-//! a copy made of relaxed atomic loads or stores of up to 8 bytes, so that a race with a peer gives old or new
-//! bytes and no undefined behaviour, as far as the language can say for memory that other processes write. What
+//! a copy by `driver::words`, which tears no element, so that a race with a peer gives old or new elements
+//! and no undefined behaviour, as far as the language can say for memory that other processes write. What
 //! orders accesses between ranks is the barrier.
 #![allow(unsafe_code, reason = "memory that peers write is accessed by atomics")]
 
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use half::{bf16, f16};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::driver::words;
 use crate::error::{Misuse, Result};
 
 /// What a slice can hold: numbers of 1, 2, 4 or 8 bytes, of which every bit pattern is one.
@@ -66,6 +67,14 @@ impl<T: Element> Shared<'_, T> {
         self.address
     }
 
+    /// Elements `at..at + len`.
+    ///
+    /// # Errors
+    /// `OutOfRange`.
+    pub fn part(&self, at: usize, len: usize) -> Result<Self> {
+        Ok(Self { address: self.range(at, len)?, len, kernel: PhantomData })
+    }
+
     /// Loads one element, relaxed.
     ///
     /// # Errors
@@ -94,7 +103,7 @@ impl<T: Element> Shared<'_, T> {
     pub fn read_into(&self, at: usize, to: &mut [T]) -> Result<()> {
         let address = self.range(at, to.len())?;
         // SAFETY: the range was checked and is mapped by the contract of `new`.
-        unsafe { copy_out(address, to.as_mut_bytes()) };
+        unsafe { words::load(address, to.as_mut_bytes()) };
         Ok(())
     }
 
@@ -105,7 +114,7 @@ impl<T: Element> Shared<'_, T> {
     pub fn write_from(&self, at: usize, from: &[T]) -> Result<()> {
         let address = self.range(at, from.len())?;
         // SAFETY: the range was checked and is mapped by the contract of `new`.
-        unsafe { copy_in(address, from.as_bytes()) };
+        unsafe { words::store(address, from.as_bytes()) };
         Ok(())
     }
 
@@ -204,69 +213,3 @@ element! {
     i64: AtomicU64, u64::cast_signed, i64::cast_unsigned;
     f64: AtomicU64, f64::from_bits, f64::to_bits;
 }
-
-/// Copies `to.len()` bytes from `address`: words where the address allows it, bytes before and after.
-///
-/// # Safety
-/// The bytes are mapped for reading.
-unsafe fn copy_out(address: usize, to: &mut [u8]) {
-    let (head, body) = to.split_at_mut(bytes_to_word(address).min(to.len()));
-    // SAFETY: the first part of the caller's range.
-    unsafe { copy_bytes_out(address, head) };
-    let mut at = address + head.len();
-    let mut words = body.chunks_exact_mut(WORD);
-    for word in &mut words {
-        // SAFETY: inside the caller's range, and a multiple of 8 since `head` ends there.
-        let value = unsafe { <u64 as sealed::Atomic>::load(at) };
-        word.copy_from_slice(&value.to_ne_bytes());
-        at += WORD;
-    }
-    // SAFETY: the rest of the caller's range.
-    unsafe { copy_bytes_out(at, words.into_remainder()) };
-}
-
-/// # Safety
-/// The bytes are mapped for reading.
-unsafe fn copy_bytes_out(address: usize, to: &mut [u8]) {
-    for (i, byte) in to.iter_mut().enumerate() {
-        // SAFETY: inside the caller's range; a byte is always aligned.
-        *byte = unsafe { <u8 as sealed::Atomic>::load(address + i) };
-    }
-}
-
-/// Copies `from` to `address`, in the same parts as [`copy_out`].
-///
-/// # Safety
-/// The bytes are mapped for writing.
-unsafe fn copy_in(address: usize, from: &[u8]) {
-    let (head, body) = from.split_at(bytes_to_word(address).min(from.len()));
-    // SAFETY: the first part of the caller's range.
-    unsafe { copy_bytes_in(address, head) };
-    let mut at = address + head.len();
-    let words = body.chunks_exact(WORD);
-    let tail = words.remainder();
-    for word in words {
-        let mut bytes = [0; WORD];
-        bytes.copy_from_slice(word);
-        // SAFETY: inside the caller's range, and a multiple of 8 since `head` ends there.
-        unsafe { <u64 as sealed::Atomic>::store(at, u64::from_ne_bytes(bytes)) };
-        at += WORD;
-    }
-    // SAFETY: the rest of the caller's range.
-    unsafe { copy_bytes_in(at, tail) };
-}
-
-/// # Safety
-/// The bytes are mapped for writing.
-unsafe fn copy_bytes_in(address: usize, from: &[u8]) {
-    for (i, byte) in from.iter().enumerate() {
-        // SAFETY: inside the caller's range; a byte is always aligned.
-        unsafe { <u8 as sealed::Atomic>::store(address + i, *byte) };
-    }
-}
-
-fn bytes_to_word(address: usize) -> usize {
-    address.next_multiple_of(WORD) - address
-}
-
-const WORD: usize = 8;

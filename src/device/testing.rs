@@ -15,7 +15,9 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::device::abi::{LsaBarrierHandle, TABLE_ENTRIES, Window, WindowTable, WindowTableEntry};
+use crate::device::abi::{
+    LlA2aHandle, LsaBarrierHandle, TABLE_ENTRIES, Window, WindowTable, WindowTableEntry,
+};
 use crate::device::{DevComm, Kernel, KernelEnv, Watch, launch};
 use crate::error::{Peer, Result};
 use crate::ids::{ProcessId, Rank};
@@ -24,7 +26,9 @@ use crate::ids::{ProcessId, Rank};
 pub(crate) const AGES: Duration = Duration::from_secs(60);
 
 const STRIDE: usize = 1 << 32;
-pub(crate) const RESOURCE_BYTES: usize = 1 << 14;
+pub(crate) const RESOURCE_BYTES: usize = 1 << 16;
+/// Where the LL all-to-all lies, in units of 128 bytes.
+pub(crate) const LL_BUFFER: u32 = 16;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
@@ -35,6 +39,8 @@ pub(crate) struct Spec {
     /// Bytes of each rank after the resource buffer.
     pub(crate) bytes: usize,
     pub(crate) barriers: i32,
+    /// Blocks and slots of the LL all-to-all, which lies behind the barriers.
+    pub(crate) ll_a2a: (u32, u32),
     pub(crate) deadline: Duration,
     /// Whether waits are cut into slices.
     pub(crate) sliced: bool,
@@ -45,7 +51,7 @@ pub(crate) struct Spec {
 impl Spec {
     pub(crate) fn new(ranks: u32, bytes: usize) -> Self {
         let windows = vec![(0, bytes)];
-        Self { ranks, first: 0, bytes, barriers: 4, deadline: AGES, sliced: false, windows }
+        Self { ranks, first: 0, bytes, barriers: 4, ll_a2a: (0, 0), deadline: AGES, sliced: false, windows }
     }
 }
 
@@ -124,6 +130,8 @@ impl World {
             resource: window(&self.spec, self.flat, lsa_rank, 0),
             resource_bytes: RESOURCE_BYTES as u64,
             lsa_barrier: LsaBarrierHandle { buffer: 0, n_barriers: self.spec.barriers },
+            ll_a2a: LlA2aHandle { buffer: LL_BUFFER, n_slots: self.spec.ll_a2a.1 },
+            ll_a2a_blocks: self.spec.ll_a2a.0,
             ..DevComm::default()
         }
     }
@@ -160,6 +168,12 @@ impl World {
         let at = rank as usize * committed(&self.spec) + 4 * word;
         self.memfd.read_exact_at(&mut bytes, at as u64).unwrap();
         u32::from_ne_bytes(bytes)
+    }
+
+    /// Sets a word of a rank's resource buffer.
+    pub(crate) fn set_resource_word(&self, rank: u32, word: usize, value: u32) {
+        let at = rank as usize * committed(&self.spec) + 4 * word;
+        self.memfd.write_all_at(&value.to_ne_bytes(), at as u64).unwrap();
     }
 
     /// Sets every word of a rank's barriers: all epochs and all inboxes.

@@ -3,5 +3,6 @@
 mod barrier;
 mod kernel;
 mod layout;
+mod ll_a2a;
 mod lookup;
 mod watch;

@@ -3,8 +3,9 @@
 //! A [`Watch`] belongs to one rank of one communicator. Whoever sees the communicator fail tells it; then every
 //! wait that is watched, now or later, ends at once with that error.
 //!
-//! A wait is for a word in memory that processes share, so it is a *shared* futex. To wake at once on failure it
-//! waits for two words, that one and the watch's own, by `futex_waitv` (Linux 5.16). Where the kernel lacks it,
+//! A wait is for words in memory that processes share. It spins for moments, if the threads that wait for each other
+//! fit the cores, or else lets others run a few times, and then sleeps on a [`bell`](super::bell), a *shared* futex. To wake at once on failure it
+//! waits for two words, the bell and the watch's own, by `futex_waitv` (Linux 5.16). Where the kernel lacks it,
 //! or a sandbox forbids it, the wait is cut into slices of [`SLICE`].
 
 use std::fmt;
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::device::bell::{Bell, EVERYONE};
 use crate::error::Error;
 
 /// The longest that a wait takes to see a failure where the kernel cannot wait for two words.
@@ -39,6 +41,8 @@ pub struct Watch {
     cores: usize,
     /// Whether `futex_waitv` is there, as far as is known.
     waitv: AtomicBool,
+    /// How often a wait gives way before it sleeps.
+    turns: u32,
 }
 
 /// Why a wait for a word ended without what it waited for.
@@ -46,11 +50,8 @@ pub struct Watch {
 #[non_exhaustive]
 pub enum WaitError {
     /// The deadline passed.
-    #[error("the deadline passed; the word was last {last:#x}")]
-    Deadline {
-        /// What the word was at the end.
-        last: u32,
-    },
+    #[error("the deadline passed")]
+    Deadline,
     /// The communicator failed.
     #[error(transparent)]
     Failed(Error),
@@ -76,6 +77,12 @@ impl Watch {
         Arc::new(Self::unfailed(deadline, None, false))
     }
 
+    /// A watch whose waits sleep at once, without giving way.
+    #[cfg(test)]
+    pub(crate) fn sleepy(deadline: Duration) -> Arc<Self> {
+        Arc::new(Self { turns: 0, ..Self::unfailed(deadline, None, true) })
+    }
+
     fn unfailed(deadline: Duration, hook: Option<FailureHook>, waitv: bool) -> Self {
         Self {
             deadline,
@@ -84,6 +91,7 @@ impl Watch {
             hook,
             cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
             waitv: AtomicBool::new(waitv),
+            turns: TURNS,
         }
     }
 
@@ -120,42 +128,75 @@ impl Watch {
         now.checked_add(self.deadline).unwrap_or_else(|| now + CENTURY)
     }
 
-    /// Waits until `done` says so of the word, and returns what it was then.
+    /// Waits until `ready` says so, at most the watch's deadline, which runs from when the wait stops spinning.
     ///
-    /// `word` is woken by shared futex wakes from any process. Loads are Acquire. `threads` is how many threads of
-    /// this machine wait with each other: only with more cores than these does the wait begin with a short spin.
+    /// Who makes it ready rings the bell afterwards, if the bell says `name`: what the sleeper waits for, not 0.
+    /// `threads` is how many threads of this machine wait for each other: if they fit the cores the wait begins with a
+    /// short spin, or else it gives way to others a few times.
     ///
     /// # Errors
-    /// [`WaitError::Failed`] at once when the watch fails or has failed, even if the word is as awaited;
-    /// [`WaitError::Deadline`] at `until`.
-    pub fn wait_word(
+    /// [`WaitError::Failed`] at once when the watch fails or has failed, even if all is ready;
+    /// [`WaitError::Deadline`].
+    pub fn wait(
         &self,
-        word: &AtomicU32,
-        until: Instant,
+        bell: Bell<'_>,
+        name: u32,
         threads: usize,
-        done: impl Fn(u32) -> bool,
-    ) -> Result<u32, WaitError> {
-        let spins = if self.cores > threads { SPINS } else { 0 };
-        for _ in 0..spins {
-            let value = word.load(Ordering::Acquire);
-            if done(value) || self.failed.load(Ordering::Relaxed) != 0 {
-                break;
-            }
-            std::hint::spin_loop();
+        ready: impl Fn() -> bool,
+    ) -> Result<(), WaitError> {
+        if threads <= self.cores {
+            self.spin(&ready);
+        } else {
+            self.give_way(&ready);
         }
-        loop {
+        if let Some(error) = self.failure() {
+            return Err(WaitError::Failed(error));
+        }
+        if ready() {
+            return Ok(());
+        }
+        let until = self.until();
+        let outcome = loop {
             if let Some(error) = self.failure() {
-                return Err(WaitError::Failed(error));
+                break Err(WaitError::Failed(error));
             }
-            let value = word.load(Ordering::Acquire);
-            if done(value) {
-                return Ok(value);
+            bell.set(name);
+            if ready() {
+                break Ok(());
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(WaitError::Deadline { last: value });
+                break Err(WaitError::Deadline);
             }
-            self.park(word, value, left);
+            self.park(bell.word(), name, left);
+        };
+        bell.unset();
+        outcome
+    }
+
+    /// Lets those run who are queued on this core: what is awaited may be theirs, and a sleep and a wake cost more.
+    fn give_way(&self, ready: &impl Fn() -> bool) {
+        for _ in 0..self.turns {
+            if ready() || self.failed.load(Ordering::Relaxed) != 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn spin(&self, ready: &impl Fn() -> bool) {
+        let mut since = None;
+        loop {
+            for _ in 0..SPINS {
+                if ready() || self.failed.load(Ordering::Relaxed) != 0 {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            // The clock is asked only where the wait is not over at once.
+            if since.get_or_insert_with(Instant::now).elapsed() >= SPIN {
+                return;
+            }
         }
     }
 
@@ -204,21 +245,19 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Wakes all who wait in any process for this word of shared memory.
-pub fn wake_all(word: &AtomicU32) {
-    // A failed wake can only mean a bad address, and a reference is none.
-    let _ = futex::wake(word, futex::Flags::empty(), EVERYONE);
-}
-
 fn timespec(span: Duration) -> futex::Timespec {
     let span = span.min(CENTURY);
     futex::Timespec { tv_sec: span.as_secs().cast_signed(), tv_nsec: span.subsec_nanos().into() }
 }
 
-/// As many waiters as a futex wake can name.
-const EVERYONE: u32 = i32::MAX as u32;
+/// Polls between two looks at the clock: a microsecond or two.
+const SPINS: u32 = 32;
 
-/// Polls before the first futex wait: a few microseconds.
-const SPINS: u32 = 2_000;
+/// How long a wait spins: a few times what it takes to sleep and be woken.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How often a wait gives way to others before it sleeps: enough for all who share the core with it to come, where
+/// there are a few times as many threads as cores.
+const TURNS: u32 = 16;
 
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);

@@ -161,13 +161,25 @@ pub(super) fn at(env: &KernelEnv, device_address: u64) -> Option<DeviceWindow<'_
 }
 
 fn open(env: &KernelEnv, entry: WindowTableEntry) -> DeviceWindow<'_> {
-    let from = ptr::with_exposed_provenance::<Window>(host_address(entry.window));
-    // SAFETY: a published entry leads to a whole struct that does not change while the kernel runs, by the
-    // contract of `KernelEnv::new`; its pointer was loaded with Acquire.
-    let bytes = unsafe { from.read() };
     let sizes = env.sizes.as_ref().and_then(|sizes| sizes(entry.window));
+    open_known(env, entry.window, entry.base, entry.size, sizes)
+}
+
+/// The window whose struct lies at `device_address`, with what its entry says. Private to this module and
+/// [`Kernel::open_window`](crate::device::Kernel), whose callers know that it is, or was meanwhile, in the table.
+pub(super) fn open_known(
+    env: &KernelEnv,
+    device_address: u64,
+    base: u64,
+    size: u64,
+    sizes: Option<Arc<[u64]>>,
+) -> DeviceWindow<'_> {
+    let from = ptr::with_exposed_provenance::<Window>(host_address(device_address));
+    // SAFETY: a published entry leads to a whole struct that does not change while the kernel runs, by the
+    // contract of `KernelEnv::new`; its pointer was loaded with Acquire, or the window is open.
+    let bytes = unsafe { from.read() };
     // SAFETY: a published window is mapped on all LSA ranks for `size` or `sizes`, by the same contract.
-    unsafe { DeviceWindow::new(env, bytes, entry.base, entry.size, sizes) }
+    unsafe { DeviceWindow::new(env, bytes, base, size, sizes) }
 }
 
 /// The used entries of the window table.

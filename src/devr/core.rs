@@ -386,31 +386,49 @@ impl Tokens {
 /// The host kernels of a rank that run.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
-    inner: Mutex<(u64, BTreeSet<u64>)>,
+    inner: Mutex<RunningKernels>,
+}
+
+#[derive(Debug, Default)]
+struct RunningKernels {
+    /// How many have begun: the last one's number.
+    begun: u64,
+    running: Vec<u64>,
+    /// The actor wants to hear of the next one that ends.
+    awaited: bool,
 }
 
 impl Kernels {
     /// A kernel starts.
     pub(crate) fn begin(&self) -> u64 {
         let mut inner = self.inner.lock();
-        inner.0 += 1;
-        let id = inner.0;
-        inner.1.insert(id);
+        inner.begun += 1;
+        let id = inner.begun;
+        inner.running.push(id);
         id
     }
 
-    /// A kernel has ended.
-    pub(crate) fn end(&self, id: u64) {
-        self.inner.lock().1.remove(&id);
+    /// A kernel has ended; whether the actor waits for that, and so is to be told.
+    pub(crate) fn end(&self, id: u64) -> bool {
+        let mut inner = self.inner.lock();
+        inner.running.retain(|running| *running != id);
+        inner.awaited
     }
 
-    /// Those that run now.
+    /// Those that run now. If there are any, the actor hears of each one's end.
     pub(crate) fn running(&self) -> BTreeSet<u64> {
-        self.inner.lock().1.clone()
+        let mut inner = self.inner.lock();
+        inner.awaited |= !inner.running.is_empty();
+        inner.running.iter().copied().collect()
+    }
+
+    /// Whether the actor is to hear of the next kernel that ends.
+    pub(crate) fn await_end(&self, awaited: bool) {
+        self.inner.lock().awaited = awaited;
     }
 
     /// Whether none of these runs any more.
     pub(crate) fn ended(&self, ids: &BTreeSet<u64>) -> bool {
-        ids.is_disjoint(&self.inner.lock().1)
+        self.inner.lock().running.iter().all(|running| !ids.contains(running))
     }
 }

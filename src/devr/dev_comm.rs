@@ -62,9 +62,10 @@ impl DevCommRequirements {
         self
     }
 
-    /// What the collectives' own device communicator needs: a barrier for each block that may take part.
-    pub(crate) fn of_collectives() -> Self {
-        Self::new().lsa_barriers(16)
+    /// What the collectives' own device communicator needs: a barrier for each block that may take part, and for the
+    /// first one slots for a small message from each of `lsa_size` ranks, if those are not too many for one shot.
+    pub(crate) fn of_collectives(lsa_size: u32) -> Self {
+        Self::new().lsa_barriers(16).ll_a2a(1, lsa_size.min(ONE_SHOT_RANKS) * MESSAGE_SLOTS)
     }
 
     /// Whether the LSA team is to have a multicast object.
@@ -152,6 +153,8 @@ pub struct BarrierHandle {
 pub struct LlA2aHandle {
     /// The first block's buffer.
     pub handle: ResourceHandle,
+    /// How many blocks there are.
+    pub blocks: u32,
     /// Slots of each block.
     pub slots: u32,
 }
@@ -216,6 +219,12 @@ pub fn ll_a2a_slots(max_elements: u32, max_element_bytes: u32) -> Result<u32, Mi
     })
 }
 
+/// Slots for a message of the longest all-reduce by one shot: 512 bytes.
+const MESSAGE_SLOTS: u32 = 64;
+
+/// Larger teams have no slots for all, and so use barriers.
+const ONE_SHOT_RANKS: u32 = 64;
+
 /// What a handle of 32 bits can address.
 const LIMIT_BYTES: u64 = ResourceHandle::UNIT_BYTES << 32;
 
@@ -246,7 +255,7 @@ impl Layout {
         let lines = u64::from(blocks).checked_mul(1 + 2 * u64::from(slots));
         let bytes = lines.and_then(|lines| lines.checked_mul(16));
         let handle = self.place("LL all-to-all", bytes, 16)?;
-        Ok(Some(LlA2aHandle { handle, slots }))
+        Ok(Some(LlA2aHandle { handle, blocks, slots }))
     }
 
     /// Appends `bytes`, `None` if they are more than 64 bits hold.
@@ -307,7 +316,7 @@ mod tests {
         let plan = plan(&requirements, 8);
         assert_eq!(plan.lsa_barrier, Some(BarrierHandle { handle: ResourceHandle(0), count: 64 }));
         // 4 * (3 * 64 + 64 * 8) = 2,816 bytes are 22 units.
-        assert_eq!(plan.ll_a2a, Some(LlA2aHandle { handle: ResourceHandle(22), slots: 4096 }));
+        assert_eq!(plan.ll_a2a, Some(LlA2aHandle { handle: ResourceHandle(22), blocks: 64, slots: 4096 }));
         let bytes: u64 = 2816 + 64 * (1 + 2 * 4096) * 16;
         assert_eq!(plan.total_bytes, bytes.next_multiple_of(GRANULARITY));
         assert_eq!(plan.total_bytes, 10 << 20);

@@ -10,8 +10,8 @@ use super::dev_comm::{DevCommRequirements, LlA2aHandle, Plan, ResourceHandle};
 use super::flush::message::MemoryId;
 use super::mail::{Closing, CommMsg};
 use super::shadow::Slot;
-use crate::device::kernel::Claims;
-use crate::device::{self, Kernel, KernelHandle, abi};
+use crate::device::kernel::{SizeLookup, Who};
+use crate::device::{self, Claims, Kernel, KernelHandle, abi};
 use crate::error::{Misuse, Result};
 
 /// A device communicator: the structs that kernels of this rank take.
@@ -38,8 +38,12 @@ struct Inner {
     /// Where the multicast objects of its team requirements are mapped, in their order.
     multicast: Vec<Option<usize>>,
     closed: AtomicBool,
-    /// Barriers that sessions of this rank's kernels are on.
+    /// What sessions of this rank's kernels are on.
     claims: Claims,
+    /// Whom errors of its kernels name.
+    who: Arc<Who>,
+    /// How its kernels find sizes that differ between ranks.
+    sizes: SizeLookup,
 }
 
 impl DevComm {
@@ -74,8 +78,15 @@ impl DevComm {
                 buffer: barrier.handle.0,
                 n_barriers: barrier.count.cast_signed(),
             }),
+            ll_a2a: plan.ll_a2a.map_or_else(Default::default, |ll| abi::LlA2aHandle {
+                buffer: ll.handle.0,
+                n_slots: ll.slots,
+            }),
+            ll_a2a_blocks: plan.ll_a2a.map_or(0, |ll| ll.blocks),
             abort_flag: 0,
         };
+        let who = Who { comm_name: agreed.name.clone(), me: agreed.me().clone(), team: agreed.lsa_peers() };
+        let by_address = Arc::clone(core);
         Self(Arc::new(Inner {
             core: Arc::clone(core),
             plan,
@@ -84,6 +95,8 @@ impl DevComm {
             multicast,
             closed: AtomicBool::new(false),
             claims: Claims::default(),
+            who: Arc::new(who),
+            sizes: Arc::new(move |address| by_address.sizes.read().get(&address).cloned()),
         }))
     }
 
@@ -150,26 +163,23 @@ impl DevComm {
 
     /// The kernel counts as running before it is known whether it may: a close either sees it or is seen by it.
     fn env(&self) -> Result<device::KernelEnv> {
-        let core = Arc::clone(&self.0.core);
+        let core = &self.0.core;
         let id = core.kernels.begin();
         tracing::debug!(comm = %core.agreed.name, rank = core.agreed.rank.get(), kernel = id, "kernel.begin");
         // The kernel keeps its device communicator, and so its resource buffer, open.
         let this = self.clone();
-        let sizes = Arc::clone(&core);
         let env = device::kernel::of_communicator(
             self.0.device,
             Arc::clone(&core.watch),
-            &core.agreed.name,
-            core.agreed.me().clone(),
-            core.agreed.lsa_peers(),
+            Arc::clone(&self.0.who),
+            &self.0.claims,
+            Arc::clone(&self.0.sizes),
         )
-        .claims(&self.0.claims)
-        .sizes(Arc::new(move |address| sizes.sizes.read().get(&address).cloned()))
         .on_end(move || {
-            this.0.core.kernels.end(id);
+            let is_awaited = this.0.core.kernels.end(id);
             let agreed = &this.0.core.agreed;
             tracing::debug!(comm = %agreed.name, rank = agreed.rank.get(), kernel = id, "kernel.end");
-            if let Some(actor) = this.0.core.actor.upgrade() {
+            if is_awaited && let Some(actor) = this.0.core.actor.upgrade() {
                 let _ = actor.control(CommMsg::KernelEnded);
             }
         });

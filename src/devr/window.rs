@@ -18,6 +18,7 @@ use super::shadow::Slot;
 use super::table::TableSlot;
 use super::team::Team;
 use crate::device::peer::View;
+use crate::device::{DeviceWindow, Kernel};
 use crate::error::{Misuse, Result};
 use crate::ids::{LsaRank, Rank};
 
@@ -258,6 +259,15 @@ impl Window {
             id: self.0.id,
             value: WindowEntry(Arc::downgrade(&self.0)),
         }
+    }
+
+    /// The window inside a host kernel of this rank that has begun.
+    pub(crate) fn in_kernel<'k>(&self, kernel: &Kernel<'k>) -> Result<DeviceWindow<'k>> {
+        // The kernel counts as running, and a close asks which run after it has marked the window: either it finds
+        // this kernel and waits for it, or the mark is found here.
+        self.check_open()?;
+        let (base, size) = (self.address() as u64, self.size() as u64);
+        Ok(kernel.open_window(self.device_address(), base, size, self.0.sizes.clone()))
     }
 
     /// Whether the window belongs to this rank's communicator.

@@ -30,7 +30,9 @@ pub mod cuda;
 pub mod faulty;
 pub mod host;
 pub mod multicast;
-mod words;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
+pub(crate) mod words;
 
 /// Physical memory, or a multicast object, by number. Valid in the process (and driver) that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,7 @@
 use zerocopy::IntoBytes;
 
 use crate::device::DevComm;
-use crate::device::abi::{LsaBarrierHandle, MultimemHandle, TeamStruct, Window};
+use crate::device::abi::{LlA2aHandle, LsaBarrierHandle, MultimemHandle, TeamStruct, Window};
 use crate::device::dev_comm::reciprocal;
 use crate::device::pointer;
 
@@ -31,6 +31,8 @@ fn a_dev_comm_of_248_bytes_has_each_value_at_its_offset() {
         resource_bytes: 4_096,
         lsa_multimem: MultimemHandle { base: 0x9999 },
         lsa_barrier: LsaBarrierHandle { buffer: 7, n_barriers: 16 },
+        ll_a2a: LlA2aHandle { buffer: 22, n_slots: 9 },
+        ll_a2a_blocks: 3,
         abort_flag: 0xaaaa,
     }
     .to_248(23_203);

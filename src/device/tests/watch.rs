@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::device::watch::wake_all;
+use crate::device::bell::Bell;
 use crate::device::{WaitError, Watch};
 use crate::error::{Error, Misuse};
 
@@ -35,21 +35,48 @@ fn a_deadline_without_end_is_one() {
 
 #[test]
 fn a_wait_ends_with_the_word_the_failure_or_the_deadline() {
-    for watch in [Watch::new(Duration::from_secs(60)), Watch::sliced(Duration::from_secs(60))] {
-        let word = AtomicU32::new(7);
-        assert_eq!(watch.wait_word(&word, watch.until(), 1, |x| x == 7), Ok(7));
-        let soon = Instant::now() + Duration::from_millis(5);
-        let late = watch.wait_word(&word, soon, 1, |x| x == 8);
-        assert_eq!(late, Err(WaitError::Deadline { last: 7 }));
-        let woken = std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| watch.wait_word(&word, watch.until(), usize::MAX, |x| x == 8));
-            word.store(8, Ordering::Release);
-            wake_all(&word);
-            waiter.join().unwrap()
-        });
-        assert_eq!(woken, Ok(8));
+    for make in [Watch::new, Watch::sliced] {
+        let (watch, bell, word) = (make(Duration::from_secs(60)), AtomicU32::new(0), AtomicU32::new(7));
+        let is = |value| word.load(Ordering::Acquire) == value;
+        let wait = |watch: &Watch, threads, value| watch.wait(Bell::new(&bell), 5, threads, || is(value));
+        assert_eq!(wait(&watch, 1, 7), Ok(()));
+        assert_eq!(wait(&make(Duration::from_millis(5)), 1, 8), Err(WaitError::Deadline));
+        assert_eq!(bell.load(Ordering::Relaxed), 0, "nobody sleeps");
+        for threads in [1, usize::MAX] {
+            let woken = std::thread::scope(|scope| {
+                word.store(7, Ordering::Release);
+                let waiter = scope.spawn(|| wait(&watch, threads, 8));
+                word.store(8, Ordering::Release);
+                Bell::new(&bell).ring(|name| name == 5);
+                waiter.join().unwrap()
+            });
+            assert_eq!(woken, Ok(()));
+        }
         watch.fail(error("it"));
-        let failed = watch.wait_word(&word, watch.until(), 1, |x| x == 8);
-        assert_eq!(failed, Err(WaitError::Failed(error("it"))));
+        assert_eq!(wait(&watch, 1, 8), Err(WaitError::Failed(error("it"))), "though the word is as awaited");
     }
+}
+
+/// Two threads hand a word to and fro and always sleep: one lost wake ends the test by its deadline.
+#[test]
+fn no_wake_is_lost() {
+    let watch = Watch::sleepy(Duration::from_secs(60));
+    let (word, bells) = (AtomicU32::new(0), [AtomicU32::new(0), AtomicU32::new(0)]);
+    let play = |me: u32| {
+        let [mine, other] = if me == 0 { [0, 1] } else { [1, 0] };
+        for round in 0..5_000 {
+            let turn = 2 * round + me;
+            let name = turn + 1;
+            watch
+                .wait(Bell::new(&bells[mine]), name, usize::MAX, || word.load(Ordering::Acquire) == turn)
+                .unwrap();
+            word.store(turn + 1, Ordering::Release);
+            Bell::new(&bells[other]).ring(|awaited| awaited == turn + 2);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| play(0));
+        scope.spawn(|| play(1));
+    });
+    assert_eq!(word.load(Ordering::Relaxed), 10_000);
 }

@@ -40,6 +40,7 @@ impl CommActor {
         let agreed = &self.core.agreed;
         tracing::error!(comm = %agreed.name, rank = agreed.rank.get(), %error, "window.undo_failed");
         self.core.board.undo_failures(std::slice::from_ref(error));
+        self.core.kernels.await_end(true);
     }
 
     /// Nothing of this rank can see the window any more.
@@ -79,6 +80,8 @@ impl CommActor {
                 self.deferred.push(closing);
             }
         }
+        // Nobody is told of kernels' ends while nothing waits for them.
+        self.core.kernels.await_end(!self.deferred.is_empty());
     }
 
     pub(super) fn dropped(&mut self, cx: &mut Cx<'_, CommMsg>) {

@@ -56,7 +56,7 @@ pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepare
     );
     let collectives = wants_collectives && core.collectives.lock().is_none();
     if collectives {
-        draft.task(&Request::DevComm(DevCommRequirements::of_collectives()));
+        draft.task(&Request::DevComm(DevCommRequirements::of_collectives(core.agreed.lsa_size)));
     }
     draft.multicast_objects();
     let Draft { tasks, allocations, refused, plans, own, exports, multicast, .. } = draft;
