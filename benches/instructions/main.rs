@@ -21,7 +21,7 @@ use symwin::bench_internals::Offer;
 use symwin::devr::index::Node;
 use symwin::devr::space::Space;
 
-use crate::work::index::{Indexed, indexed, windows};
+use crate::work::index::{Indexed, indexed};
 use crate::work::space::with_holes;
 
 #[library_benchmark]
@@ -38,10 +38,12 @@ fn past_all_holes(space: Space) -> Space {
 }
 
 #[library_benchmark]
-#[bench::one(args = (indexed(WINDOWS), windows(WINDOWS, 1)), config = at_most(1))]
-#[bench::many(args = (indexed(WINDOWS), windows(WINDOWS, 1024)), config = at_most(1))]
-fn publish(indexed: Indexed, fresh: Vec<Arc<Node<usize>>>) -> Indexed {
-    indexed.index.publish(fresh);
+#[bench::one_by_one(args = (indexed(WINDOWS), batches(64, 1)), config = at_most(1))]
+#[bench::at_once(args = (indexed(WINDOWS), batches(1, 1024)), config = at_most(1))]
+fn publish(indexed: Indexed, batches: Vec<Vec<Arc<Node<usize>>>>) -> Indexed {
+    for batch in batches {
+        indexed.index.publish(batch);
+    }
     indexed
 }
 
@@ -83,6 +85,11 @@ main!(
     config = LibraryBenchmarkConfig::default().tool(callgrind()),
     library_benchmark_groups = [space, index, offer]
 );
+
+/// So many batches of so many windows, in no index yet.
+fn batches(count: usize, windows: usize) -> Vec<Vec<Arc<Node<usize>>>> {
+    (0..count).map(|i| work::index::windows(WINDOWS + i * windows, windows)).collect()
+}
 
 /// Fails beyond a tenth more instructions than were counted.
 fn at_most(counted: u64) -> LibraryBenchmarkConfig {

@@ -6,7 +6,7 @@ use std::thread;
 
 use criterion::{BatchSize, Criterion, Throughput};
 
-use crate::work::index::{find, indexed, remove, windows};
+use crate::work::index::{Indexed, find, indexed, remove, windows};
 
 pub(crate) fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("index of 10,000");
@@ -14,7 +14,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(batch as u64));
         group.bench_function(format!("publish {batch}"), |bencher| {
             let setup = || (indexed(WINDOWS), windows(WINDOWS, batch));
-            let publish = |(indexed, fresh): (crate::work::index::Indexed, Vec<_>)| {
+            let publish = |(indexed, fresh): (Indexed, Vec<_>)| {
                 indexed.index.publish(fresh);
                 indexed
             };
@@ -22,7 +22,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
         });
         group.bench_function(format!("remove {batch}"), |bencher| {
             let setup = || indexed(WINDOWS);
-            let close = |indexed: crate::work::index::Indexed| {
+            let close = |indexed: Indexed| {
                 remove(&indexed.index, &indexed.nodes[..batch]);
                 indexed
             };

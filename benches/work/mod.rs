@@ -1,4 +1,4 @@
 //! The work that both benches do, the one that takes times and the one that counts instructions.
 
-pub mod index;
-pub mod space;
+pub(crate) mod index;
+pub(crate) mod space;

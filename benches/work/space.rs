@@ -3,7 +3,7 @@
 use symwin::devr::space::Space;
 
 /// A space with `count` allocations of 2 MiB, each of which has a hole of the same size behind it, and room after them.
-pub fn with_holes(count: usize) -> Space {
+pub(crate) fn with_holes(count: usize) -> Space {
     let mut space = Space::new(1 << 46);
     let offsets: Vec<u64> = (0..2 * count).map(|_| allocate(&mut space, BLOCK)).collect();
     for offset in offsets.into_iter().skip(1).step_by(2) {
@@ -13,7 +13,7 @@ pub fn with_holes(count: usize) -> Space {
 }
 
 /// Takes `count` blocks one after the other and gives all of them back, the first one first.
-pub fn fill_and_drain(mut space: Space, count: usize) -> Space {
+pub(crate) fn fill_and_drain(mut space: Space, count: usize) -> Space {
     let offsets: Vec<u64> = (0..count).map(|_| allocate(&mut space, BLOCK)).collect();
     for offset in offsets {
         space.free(offset, BLOCK).expect("it was allocated");
@@ -22,7 +22,7 @@ pub fn fill_and_drain(mut space: Space, count: usize) -> Space {
 }
 
 /// Takes and gives back a block that fits into none of the holes, so that the search passes all of them.
-pub fn past_all_holes(mut space: Space) -> Space {
+pub(crate) fn past_all_holes(mut space: Space) -> Space {
     let offset = allocate(&mut space, 2 * BLOCK);
     space.free(offset, 2 * BLOCK).expect("it was allocated");
     space
