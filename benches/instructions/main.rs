@@ -25,21 +25,21 @@ use crate::work::index::{Indexed, indexed};
 use crate::work::space::with_holes;
 
 #[library_benchmark]
-#[bench::empty(args = (Space::new(1 << 46), 1024), config = at_most(1))]
-#[bench::holes(args = (with_holes(1024), 1024), config = at_most(1))]
+#[bench::empty(args = (Space::new(1 << 46), 1024), config = at_most(2_718_042))]
+#[bench::holes(args = (with_holes(1024), 1024), config = at_most(3_612_803))]
 fn fill_and_drain(space: Space, count: usize) -> Space {
     work::space::fill_and_drain(space, black_box(count))
 }
 
 #[library_benchmark]
-#[bench::holes(args = (with_holes(1024)), config = at_most(1))]
+#[bench::holes(args = (with_holes(1024)), config = at_most(42_904))]
 fn past_all_holes(space: Space) -> Space {
     work::space::past_all_holes(space)
 }
 
 #[library_benchmark]
-#[bench::one_by_one(args = (indexed(WINDOWS), batches(64, 1)), config = at_most(1))]
-#[bench::at_once(args = (indexed(WINDOWS), batches(1, 1024)), config = at_most(1))]
+#[bench::one_by_one(args = (indexed(WINDOWS), batches(64, 1)), config = at_most(191_830))]
+#[bench::at_once(args = (indexed(WINDOWS), batches(1, 1024)), config = at_most(80_409))]
 fn publish(indexed: Indexed, batches: Vec<Vec<Arc<Node<usize>>>>) -> Indexed {
     for batch in batches {
         indexed.index.publish(batch);
@@ -48,32 +48,32 @@ fn publish(indexed: Indexed, batches: Vec<Vec<Arc<Node<usize>>>>) -> Indexed {
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(1))]
+#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(294_037))]
 fn find(indexed: Indexed) -> (usize, Indexed) {
     (work::index::find(&indexed.index, black_box(WINDOWS), 1000), indexed)
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(1))]
+#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(52_253))]
 fn remove(indexed: Indexed) -> Indexed {
     work::index::remove(&indexed.index, &indexed.nodes[..1024]);
     indexed
 }
 
 #[library_benchmark]
-#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(1))]
-#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(1))]
-#[bench::own_allocations_64(args = (Offer::of_own_allocations(64)), config = at_most(1))]
-#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024)), config = at_most(1))]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(16_063))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(224_486))]
+#[bench::own_allocations_64(args = (Offer::of_own_allocations(64)), config = at_most(33_357))]
+#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024)), config = at_most(536_572))]
 fn encode(offer: Offer) -> (Arc<[u8]>, Offer) {
     (offer.encode(), offer)
 }
 
 #[library_benchmark]
-#[bench::one_allocation_64(args = (Offer::of_one_allocation(64).encode()), config = at_most(1))]
-#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024).encode()), config = at_most(1))]
-#[bench::own_allocations_64(args = (Offer::of_own_allocations(64).encode()), config = at_most(1))]
-#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024).encode()), config = at_most(1))]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64).encode()), config = at_most(14_106))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024).encode()), config = at_most(203_672))]
+#[bench::own_allocations_64(args = (Offer::of_own_allocations(64).encode()), config = at_most(35_250))]
+#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024).encode()), config = at_most(555_731))]
 fn decode(bytes: Arc<[u8]>) -> (Result<Offer, String>, Arc<[u8]>) {
     (Offer::decode(&bytes), bytes)
 }
