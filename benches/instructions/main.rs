@@ -54,9 +54,9 @@ fn find(indexed: Indexed) -> (usize, Indexed) {
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(52_253))]
+#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(1_561_851))]
 fn remove(indexed: Indexed) -> Indexed {
-    work::index::remove(&indexed.index, &indexed.nodes[..1024]);
+    work::index::remove(&indexed.index, &indexed.nodes[..4096]);
     indexed
 }
 
