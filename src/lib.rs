@@ -21,6 +21,9 @@
 //! | test against failing devices | [`driver::faulty`] |
 
 pub mod actors;
+#[cfg(feature = "bench-internals")]
+#[doc(hidden)]
+pub mod bench_internals;
 pub mod bootstrap;
 pub mod coll;
 mod comm;

@@ -1,0 +1,110 @@
+//! Instruction counts of the parts that run on one thread and always do the same:
+//! `cargo bench --features bench-internals --bench instructions`. It needs valgrind and `gungraun-runner`.
+//!
+//! Each bench names the count that it had when it was last looked at, on x86-64, and fails when it takes more than a
+//! tenth more than that. `docs/measurements.md` says how to update them.
+
+// Gungraun's macros make public modules and functions, without documentation.
+#![allow(missing_docs, unreachable_pub, unused_qualifications, reason = "a bench has no users")]
+#![allow(clippy::exhaustive_structs, clippy::exhaustive_enums, reason = "a bench has no users")]
+
+#[path = "../work/mod.rs"]
+mod work;
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use gungraun::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
+};
+use symwin::bench_internals::Offer;
+use symwin::devr::index::Node;
+use symwin::devr::space::Space;
+
+use crate::work::index::{Indexed, indexed};
+use crate::work::space::with_holes;
+
+#[library_benchmark]
+#[bench::empty(args = (Space::new(1 << 46), 1024), config = at_most(2_718_042))]
+#[bench::holes(args = (with_holes(1024), 1024), config = at_most(3_612_803))]
+fn fill_and_drain(space: Space, count: usize) -> Space {
+    work::space::fill_and_drain(space, black_box(count))
+}
+
+#[library_benchmark]
+#[bench::holes(args = (with_holes(1024)), config = at_most(42_904))]
+fn past_all_holes(space: Space) -> Space {
+    work::space::past_all_holes(space)
+}
+
+#[library_benchmark]
+#[bench::one_by_one(args = (indexed(WINDOWS), batches(64, 1)), config = at_most(191_830))]
+#[bench::at_once(args = (indexed(WINDOWS), batches(1, 1024)), config = at_most(80_409))]
+fn publish(indexed: Indexed, batches: Vec<Vec<Arc<Node<usize>>>>) -> Indexed {
+    for batch in batches {
+        indexed.index.publish(batch);
+    }
+    indexed
+}
+
+#[library_benchmark]
+#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(294_037))]
+fn find(indexed: Indexed) -> (usize, Indexed) {
+    (work::index::find(&indexed.index, black_box(WINDOWS), 1000), indexed)
+}
+
+#[library_benchmark]
+#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(1_561_851))]
+fn remove(indexed: Indexed) -> Indexed {
+    work::index::remove(&indexed.index, &indexed.nodes[..4096]);
+    indexed
+}
+
+#[library_benchmark]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(16_063))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(224_486))]
+#[bench::own_allocations_64(args = (Offer::of_own_allocations(64)), config = at_most(33_357))]
+#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024)), config = at_most(536_572))]
+fn encode(offer: Offer) -> (Arc<[u8]>, Offer) {
+    (offer.encode(), offer)
+}
+
+#[library_benchmark]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64).encode()), config = at_most(14_106))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024).encode()), config = at_most(203_672))]
+#[bench::own_allocations_64(args = (Offer::of_own_allocations(64).encode()), config = at_most(35_250))]
+#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024).encode()), config = at_most(555_731))]
+fn decode(bytes: Arc<[u8]>) -> (Result<Offer, String>, Arc<[u8]>) {
+    (Offer::decode(&bytes), bytes)
+}
+
+library_benchmark_group!(name = space, benchmarks = [fill_and_drain, past_all_holes]);
+library_benchmark_group!(name = index, benchmarks = [publish, find, remove]);
+library_benchmark_group!(name = offer, benchmarks = [encode, decode]);
+main!(
+    config = LibraryBenchmarkConfig::default().tool(callgrind()),
+    library_benchmark_groups = [space, index, offer]
+);
+
+/// So many batches of so many windows, in no index yet.
+fn batches(count: usize, windows: usize) -> Vec<Vec<Arc<Node<usize>>>> {
+    (0..count).map(|i| work::index::windows(WINDOWS + i * windows, windows)).collect()
+}
+
+/// Fails beyond a tenth more instructions than were counted.
+fn at_most(counted: u64) -> LibraryBenchmarkConfig {
+    let mut config = LibraryBenchmarkConfig::default();
+    let mut callgrind = callgrind();
+    if cfg!(target_arch = "x86_64") {
+        callgrind.hard_limits([(EventKind::Ir, counted + counted / 10)]);
+    }
+    config.tool(callgrind);
+    config
+}
+
+/// Counts only instructions: the simulated caches would be of a machine that nobody has.
+fn callgrind() -> Callgrind {
+    Callgrind::with_args(["--cache-sim=no"])
+}
+
+const WINDOWS: usize = 10_000;
