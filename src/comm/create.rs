@@ -211,7 +211,7 @@ impl NewRank {
             CommActor::new(core)
         });
         let core = made.expect("spawn makes the actor before it returns");
-        let inbox = Arc::new(ActorInbox(actor.downgrade()));
+        let inbox = Arc::new(ActorInbox { actor: actor.downgrade(), core: Arc::downgrade(&core) });
         core.connect(process.hub.join(id, &name, rank, &members, inbox));
         tracing::debug!(comm = %name, rank = rank.get(), world = members.len(), "comm.created");
         let shared = Shared {
@@ -226,18 +226,33 @@ impl NewRank {
 }
 
 /// The bootstrap's way to an actor. It does not keep the actor alive.
-struct ActorInbox(WeakAddr<CommMsg>);
+struct ActorInbox {
+    actor: WeakAddr<CommMsg>,
+    core: Weak<Core>,
+}
 
 impl Inbox for ActorInbox {
     fn deliver(&self, notice: Notice) {
-        let Some(actor) = self.0.upgrade() else { return };
+        let Some(actor) = self.actor.upgrade() else { return };
+        let Some(core) = self.core.upgrade() else { return };
+        let message = match notice {
+            Notice::Message(incoming) => {
+                let from = incoming.from;
+                match core.rounds.deliver(incoming) {
+                    Ok(true) => CommMsg::Arrived,
+                    Ok(false) => return,
+                    Err(detail) => CommMsg::Notice(Notice::Broken { ranks: vec![from], detail }),
+                }
+            }
+            other => CommMsg::Notice(other),
+        };
         // An abort is heard at once; everything else stays in the order in which the peer sent it.
-        if matches!(notice, Notice::Abort { .. }) {
-            let _ = actor.control(CommMsg::Notice(notice));
+        if matches!(message, CommMsg::Notice(Notice::Abort { .. })) {
+            let _ = actor.control(message);
             return;
         }
-        if let Err(Rejected::Full(CommMsg::Notice(notice))) = actor.tell(CommMsg::Notice(notice)) {
-            let detail = format!("more messages than the protocol allows; the last one was {notice:?}");
+        if let Err(Rejected::Full(last)) = actor.tell(message) {
+            let detail = format!("more messages than the protocol allows; the last one was {last:?}");
             let _ = actor.control(CommMsg::Overflow(detail));
         }
     }

@@ -18,6 +18,8 @@ use crate::error::{Failure, Result};
 pub(crate) enum CommMsg {
     /// The caller ends the communicator on all ranks.
     Abort(String),
+    /// All messages of the round are there that the job waits for.
+    Arrived,
     /// A batch of a group.
     Batch(Batch),
     /// A window or device communicator was closed.
@@ -32,7 +34,7 @@ pub(crate) enum CommMsg {
     Finalize(CloseReply),
     /// A host kernel has ended.
     KernelEnded,
-    /// From the bootstrap.
+    /// From the bootstrap; no messages of rounds, which do not come by mail.
     Notice(Notice),
     /// Peers have sent more messages than the protocol allows.
     Overflow(String),

@@ -2,6 +2,9 @@
 //!
 //! A peer can be at most one batch ahead (it has my vote of s before it offers s + 1), so messages are kept by
 //! (seq, round) for two batches; anything else is a protocol error.
+//!
+//! Messages come here straight from the bootstrap and not through the actor's mailbox: the actor is woken once a
+//! round, when the last message that its job waits for has come, and not once a message.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -28,6 +31,8 @@ struct Inner {
     gone: Vec<(Rank, u64)>,
     /// What the job waits for.
     waits: Option<Waits>,
+    /// Nobody reads any more: what comes is dropped.
+    closed: bool,
 }
 
 /// What a job waits for.
@@ -42,26 +47,45 @@ pub(crate) struct Waits {
 }
 
 impl Rounds {
-    /// Takes in a message of a peer.
+    /// Takes in a message of a peer. Says whether it was the last that the job waits for: then its actor must be told.
     ///
     /// # Errors
     /// In words, when the peer is out of step.
-    pub(crate) fn deliver(&self, incoming: Incoming) -> Result<(), String> {
+    pub(crate) fn deliver(&self, incoming: Incoming) -> Result<bool, String> {
         let mut inner = self.inner.lock();
+        if inner.closed {
+            return Ok(false);
+        }
         let (seq, round) = (incoming.tag.seq, incoming.tag.round);
         if seq < inner.seq || seq > inner.seq + 1 {
             if !inner.gone.is_empty() {
                 // No batch completes any more, and ranks that hear of a goodbye at different times count different
                 // numbers of batches.
-                return Ok(());
+                return Ok(false);
             }
             return Err(format!("a message of batch {seq} while this rank is at batch {}", inner.seq));
         }
         let from = incoming.from;
-        match inner.received.entry((seq, round)).or_default().insert(from, incoming) {
-            None => Ok(()),
-            Some(_) => Err(format!("a second message of batch {seq}, round {round}")),
+        if inner.received.entry((seq, round)).or_default().insert(from, incoming).is_some() {
+            return Err(format!("a second message of batch {seq}, round {round}"));
         }
+        let Some(waits) = inner.waits.as_mut().filter(|waits| (waits.seq, waits.round) == (seq, round))
+        else {
+            // The job looks before it waits.
+            return Ok(false);
+        };
+        waits.missing.retain(|&rank| rank != from);
+        Ok(waits.missing.is_empty())
+    }
+
+    /// The communicator has failed or closes: gives up what has come, and drops what comes from here on.
+    pub(crate) fn close(&self) {
+        let mut inner = self.inner.lock();
+        inner.closed = true;
+        let received = std::mem::take(&mut inner.received);
+        drop(inner);
+        // Descriptors may ride with them.
+        drop(received);
     }
 
     /// A peer has said goodbye: it has no part in batch `seq` and later ones, and nothing comes from it after this.
@@ -109,7 +133,8 @@ impl Inner {
     }
 }
 
-/// See [`Rounds::gather`]. Its actor polls it again whenever a message has come; it keeps no waker.
+/// See [`Rounds::gather`]. Its actor polls it again when all messages have come, and whenever anything else has; it
+/// keeps no waker.
 #[derive(Debug)]
 pub(crate) struct Gather<'a> {
     rounds: &'a Rounds,

@@ -109,6 +109,7 @@ impl CommActor {
         }
         self.clean = !matches!(self.mode, Mode::Failed(_));
         self.mode = Mode::Closing;
+        self.core.rounds.close();
         // The last handle may be gone before the last kernel has ended.
         self.me = Some(cx.me().clone());
         self.core.closed.store(true, Ordering::Release);

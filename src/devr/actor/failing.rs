@@ -8,7 +8,7 @@ use super::batches::answer_all;
 use super::closing::CLOSE;
 use super::{CommActor, Current, Mode, Queued};
 use crate::actors::{Cx, Time};
-use crate::bootstrap::{Endpoint, Incoming, Notice, SightingKind};
+use crate::bootstrap::{Endpoint, Notice, SightingKind};
 use crate::devr::flush::message::{decode, encode, round, round_name};
 use crate::devr::mail::CommMsg;
 use crate::error::{Error, Failure, FailureCause, Missing, Peer};
@@ -44,6 +44,7 @@ impl CommActor {
             say_farewell(&endpoint, &failure.cause);
         }
         self.mode = Mode::Failed(failure);
+        self.core.rounds.close();
         self.core.board.failed(error.clone());
         self.core.watch.fail(error.clone());
         if let Some(Current { job, answers, done, timer, .. }) = self.current.take() {
@@ -64,7 +65,9 @@ impl CommActor {
 
     pub(super) fn notice(&mut self, notice: Notice, cx: &mut Cx<'_, CommMsg>) {
         match notice {
-            Notice::Message(incoming) => self.message(incoming, cx),
+            Notice::Message(incoming) => {
+                debug_assert!(false, "{incoming:?} goes to the rounds, not to the actor");
+            }
             Notice::Goodbye { from, body } => match decode(&body) {
                 Ok(seq) => self.core.rounds.goodbye(from, seq),
                 Err(detail) => {
@@ -101,17 +104,6 @@ impl CommActor {
                 };
                 self.fail(cause, Told::Nobody, cx);
             }
-        }
-    }
-
-    fn message(&mut self, incoming: Incoming, cx: &mut Cx<'_, CommMsg>) {
-        let from = incoming.from;
-        if matches!(self.mode, Mode::Failed(_) | Mode::Closing) {
-            return;
-        }
-        if let Err(detail) = self.core.rounds.deliver(incoming) {
-            let peer = self.core.agreed.world[from.index()].clone();
-            self.fail(FailureCause::Protocol { peer, detail }, Told::Nobody, cx);
         }
     }
 

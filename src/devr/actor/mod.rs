@@ -101,6 +101,8 @@ impl Actor for CommActor {
                 let by = self.core.agreed.me().clone();
                 drop(self.fail(FailureCause::Aborted { by, reason }, Told::Nobody, cx));
             }
+            // The job is polled below.
+            CommMsg::Arrived => {}
             CommMsg::Batch(batch) => self.take(batch, cx),
             CommMsg::Close(closing) => self.close_window(closing),
             CommMsg::Deadline(id) => self.deadline(id, cx),
