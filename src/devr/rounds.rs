@@ -164,3 +164,65 @@ impl Future for Gather<'_> {
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Waker;
+
+    use super::*;
+    use crate::bootstrap::{Attachment, Tag};
+
+    fn message(from: u32, seq: u64, round: u8, handles: Vec<Attachment>) -> Incoming {
+        Incoming {
+            from: Rank::new(from),
+            tag: Tag::new(seq, round),
+            body: Arc::from([]),
+            handles,
+            lost: None,
+        }
+    }
+
+    fn look(gather: &mut Gather<'_>) -> Poll<Result<Vec<Incoming>, Rank>> {
+        Pin::new(gather).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn the_last_message_that_is_awaited_is_told_and_no_other() {
+        let rounds = Rounds::default();
+        let mut gather = rounds.gather(3, vec![Rank::new(1), Rank::new(2)]);
+        // Nobody waits yet: the job looks before it does.
+        assert_eq!(rounds.deliver(message(1, 0, 3, Vec::new())), Ok(false));
+        assert!(look(&mut gather).is_pending());
+        assert_eq!(rounds.deliver(message(2, 0, 4, Vec::new())), Ok(false), "of another round");
+        assert_eq!(rounds.deliver(message(2, 1, 3, Vec::new())), Ok(false), "of the next batch");
+        assert_eq!(rounds.waits().unwrap().missing, [Rank::new(2)]);
+        assert_eq!(rounds.deliver(message(2, 0, 3, Vec::new())), Ok(true));
+        let Poll::Ready(Ok(all)) = look(&mut gather) else { panic!("all are there") };
+        assert_eq!(all.iter().map(|incoming| incoming.from.get()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(rounds.waits(), None);
+    }
+
+    #[test]
+    fn who_is_out_of_step_is_refused() {
+        let rounds = Rounds::default();
+        assert_eq!(rounds.deliver(message(1, 0, 0, Vec::new())), Ok(false));
+        assert!(rounds.deliver(message(1, 0, 0, Vec::new())).is_err(), "twice");
+        assert!(rounds.deliver(message(1, 2, 0, Vec::new())).is_err(), "two batches ahead");
+        rounds.next();
+        rounds.next();
+        assert!(rounds.deliver(message(2, 1, 0, Vec::new())).is_err(), "a batch that has ended");
+    }
+
+    #[test]
+    fn what_nobody_will_read_is_given_up_with_its_handles() {
+        let rounds = Rounds::default();
+        let value: Arc<dyn std::any::Any + Send + Sync> = Arc::new(7);
+        let handles = || vec![Attachment::Value(Arc::clone(&value))];
+        rounds.deliver(message(1, 0, 0, handles())).unwrap();
+        assert_eq!(Arc::strong_count(&value), 2);
+        rounds.close();
+        assert_eq!(rounds.deliver(message(2, 9, 0, handles())), Ok(false));
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+}
