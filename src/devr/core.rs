@@ -164,6 +164,11 @@ impl Core {
         }
     }
 
+    /// Tells the actor to go on with its job. False if it has ended.
+    pub(crate) fn tell_arrived(&self) -> bool {
+        self.actor.upgrade().is_some_and(|actor| actor.queue(CommMsg::Arrived).is_ok())
+    }
+
     /// Whether host code can touch the device's memory.
     pub(crate) fn host_access(&self) -> Result<()> {
         let info = self.driver.info();

@@ -18,7 +18,7 @@ use crate::error::{Failure, Result};
 pub(crate) enum CommMsg {
     /// The caller ends the communicator on all ranks.
     Abort(String),
-    /// All messages of the round are there that the job waits for.
+    /// The job may go on: all messages of the round are there that it waits for.
     Arrived,
     /// A batch of a group.
     Batch(Batch),

@@ -120,6 +120,13 @@ impl Rounds {
         self.inner.lock().waits.clone()
     }
 
+    /// Whether the messages of a round of the present batch from `from` are all there.
+    pub(crate) fn is_complete(&self, round: u8, from: &[Rank]) -> bool {
+        let inner = self.inner.lock();
+        let here = inner.received.get(&(inner.seq, round));
+        from.iter().all(|rank| here.is_some_and(|here| here.contains_key(rank)))
+    }
+
     /// The messages of a round of the present batch from `from`, in that order, once all are there; a rank that has
     /// said goodbye before this batch, whichever ranks' messages are missing: nobody completes it.
     pub(crate) fn gather(&self, round: u8, from: Vec<Rank>) -> Gather<'_> {
