@@ -220,8 +220,9 @@ fn import(comm: &Communicator, here: usize) -> Value {
             json!({ "rank": fault.peer.rank.get(), "limit": limit, "need": need, "got": got })
         })
         .collect();
-    // What arrived is closed, but peers may have sent what comes next: ten each.
-    let more = 10 * (comm.world_size() as usize - 1);
+    // What arrived is closed, but peers may have sent what comes next, ten each, and the pools of device objects keep the
+    // pages that the batch needed, a few.
+    let more = 10 * (comm.world_size() as usize - 1) + 8;
     until("what arrived to be closed", || Resources::now().descriptors <= before + more);
     // Fewer of the same fit.
     let windows: Vec<_> = register(comm, &buffers[..10]).into_iter().map(Result::unwrap).collect();
