@@ -206,9 +206,9 @@ fn fit(comm: &Communicator) -> Value {
 fn import(comm: &Communicator, here: usize) -> Value {
     let shared = if here == 600 { 600 } else { 150 };
     let buffers: Vec<_> = (0..here).map(|_| comm.alloc_own(PAGE).unwrap()).collect();
-    // A peer's offer takes room as soon as it comes: all must have made theirs before.
-    usable(comm);
     let before = Resources::now().descriptors;
+    // A peer's offer takes room as soon as it comes, and may take all: everyone must have made and counted theirs.
+    usable(comm);
     let failed = register(comm, &buffers[..shared]);
     let Err(Error::RolledBack(first)) = &failed[0] else { panic!("{:?}", failed[0]) };
     assert!(failed.iter().all(|result| result.as_ref().err() == failed[0].as_ref().err()));
@@ -220,9 +220,9 @@ fn import(comm: &Communicator, here: usize) -> Value {
             json!({ "rank": fault.peer.rank.get(), "limit": limit, "need": need, "got": got })
         })
         .collect();
-    // What arrived is closed, but peers may have sent what comes next, ten each, and the pools of device objects keep the
-    // pages that the batch needed, a few.
-    let more = 10 * (comm.world_size() as usize - 1) + 8;
+    // What arrived is closed, but peers may have sent what comes next, ten each, and what the first registrations made stays:
+    // a slab, and the pages of the pools of device objects.
+    let more = 10 * (comm.world_size() as usize - 1) + 16;
     until("what arrived to be closed", || Resources::now().descriptors <= before + more);
     // Fewer of the same fit.
     let windows: Vec<_> = register(comm, &buffers[..10]).into_iter().map(Result::unwrap).collect();
