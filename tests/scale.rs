@@ -153,6 +153,8 @@ fn heavy_a_million_sub_windows_across_sockets() {
 /// A-4, P-8: one offer and one vote, whatever the number of windows, counted by the bootstrap.
 #[test]
 fn p8_groups_of_1_64_and_1024_windows_take_two_rounds() {
+    // What it holds would count with the tests of flatness.
+    let _alone = alone();
     let teams = config().lsa_team_size(2);
     let worlds: [(&[u32], Config, u64); 5] = [
         (&[4], config(), 2),
@@ -194,6 +196,7 @@ fn comm_is_one_team(ranks: &[Communicator]) -> bool {
 /// A batch of thousands of tasks that all are refused on all ranks ends as fast as one that is not.
 #[test]
 fn thousands_of_refusals_are_heard_by_all() {
+    let _alone = alone();
     const TASKS: usize = 5_000;
     for (lsa, layout) in [(4, &[4][..]), (1, &[2, 2]), (2, &[1, 1, 1, 1])] {
         let ranks = Communicator::in_processes_with(layout, &config().lsa_team_size(lsa)).unwrap();
