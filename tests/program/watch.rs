@@ -30,6 +30,11 @@ pub(crate) fn kill(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
+/// Whether thousands of allocations may have a descriptor each.
+pub(crate) fn many_descriptors() -> bool {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.is_none_or(|limit| limit >= 8192)
+}
+
 /// Looks again and again until there is something, for a minute.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + MINUTE;
