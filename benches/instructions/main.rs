@@ -8,8 +8,8 @@
 #![allow(missing_docs, unreachable_pub, unused_qualifications, reason = "a bench has no users")]
 #![allow(clippy::exhaustive_structs, clippy::exhaustive_enums, reason = "a bench has no users")]
 
-#[path = "../work/mod.rs"]
-mod work;
+#[path = "../scenarios/mod.rs"]
+mod scenarios;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use symwin::bench_internals::Offer;
 use symwin::devr::index::Node;
 use symwin::devr::space::Space;
 
-use crate::work::index::{Indexed, indexed};
-use crate::work::space::with_holes;
+use crate::scenarios::index::{Indexed, indexed};
+use crate::scenarios::space::with_holes;
 
 #[library_benchmark]
 #[bench::empty(args = (Space::new(1 << 46), 1024), config = at_most(2_718_042))]
 #[bench::holes(args = (with_holes(1024), 1024), config = at_most(3_612_803))]
 fn fill_and_drain(space: Space, count: usize) -> Space {
-    work::space::fill_and_drain(space, black_box(count))
+    scenarios::space::fill_and_drain(space, black_box(count))
 }
 
 #[library_benchmark]
 #[bench::holes(args = (with_holes(1024)), config = at_most(42_904))]
 fn past_all_holes(space: Space) -> Space {
-    work::space::past_all_holes(space)
+    scenarios::space::past_all_holes(space)
 }
 
 #[library_benchmark]
@@ -50,13 +50,13 @@ fn publish(indexed: Indexed, batches: Vec<Vec<Arc<Node<usize>>>>) -> Indexed {
 #[library_benchmark]
 #[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(294_037))]
 fn find(indexed: Indexed) -> (usize, Indexed) {
-    (work::index::find(&indexed.index, black_box(WINDOWS), 1000), indexed)
+    (scenarios::index::find(&indexed.index, black_box(WINDOWS), 1000), indexed)
 }
 
 #[library_benchmark]
 #[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(1_561_851))]
 fn remove(indexed: Indexed) -> Indexed {
-    work::index::remove(&indexed.index, &indexed.nodes[..4096]);
+    scenarios::index::remove(&indexed.index, &indexed.nodes[..4096]);
     indexed
 }
 
@@ -88,7 +88,7 @@ main!(
 
 /// So many batches of so many windows, in no index yet.
 fn batches(count: usize, windows: usize) -> Vec<Vec<Arc<Node<usize>>>> {
-    (0..count).map(|i| work::index::windows(WINDOWS + i * windows, windows)).collect()
+    (0..count).map(|i| scenarios::index::windows(WINDOWS + i * windows, windows)).collect()
 }
 
 /// Fails beyond a fifth more instructions than were counted.

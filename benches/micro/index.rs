@@ -6,7 +6,7 @@ use std::thread;
 
 use criterion::{BatchSize, Criterion, Throughput};
 
-use crate::work::index::{Indexed, find, indexed, remove, windows};
+use crate::scenarios::index::{Indexed, find, indexed, remove, windows};
 
 pub(crate) fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("index of 10,000");

@@ -6,9 +6,9 @@
 mod flush;
 mod index;
 mod offers;
+#[path = "../scenarios/mod.rs"]
+mod scenarios;
 mod space;
-#[path = "../work/mod.rs"]
-mod work;
 
 criterion::criterion_group!(benches, space::bench, index::bench, offers::bench, flush::bench);
 criterion::criterion_main!(benches);

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{BatchSize, Criterion};
 use symwin::devr::space::Space;
 
-use crate::work::space::{fill_and_drain, past_all_holes, with_holes};
+use crate::scenarios::space::{fill_and_drain, past_all_holes, with_holes};
 
 pub(crate) fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("space");
