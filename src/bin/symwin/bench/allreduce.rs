@@ -12,8 +12,8 @@ use symwin::{Communicator, DevComm, DevCommRequirements, Group, Window, WindowFl
 use super::cli::AllreduceArgs;
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
-use super::mpi::{MpiSamples, Mpis};
-use super::output::{figure_json, figures_table, line, mpi_figure, ratio};
+use super::mpi::{MpiFigures, MpiSamples, Mpis};
+use super::output::{figures_table, line, mpi_json, ratio};
 use super::plain::{Plain, filled, plain};
 use super::stats::{Figure, Series, merge};
 use super::{Job, World, launches};
@@ -206,7 +206,7 @@ struct Report<'a> {
     plan: &'a Plan,
     /// Microseconds of one all-reduce: wall time and processors' time.
     figures: Vec<(Variant, Figure, Figure)>,
-    mpi: Vec<(&'static str, Result<Figure, String>)>,
+    mpi: MpiFigures,
 }
 
 impl<'a> Report<'a> {
@@ -217,15 +217,13 @@ impl<'a> Report<'a> {
             let (wall, cpu) = merge(ranks, variant.name());
             Some((variant, Figure::new(wall)?.scaled(scale), Figure::new(cpu)?.scaled(scale)))
         };
-        let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
         let typeless = mpis.found.iter().filter(|mpi| !of_mpi.contains_key(mpi.name));
         let typeless = typeless.map(|mpi| (mpi.name, Err(format!("MPI has no {}", plan.dtype))));
-        let mpi = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples)));
         Self {
             world,
             plan,
             figures: Variant::ALL.into_iter().filter(is_measured).filter_map(figure).collect(),
-            mpi: mpi.chain(typeless).chain(absent).collect(),
+            mpi: mpis.figures(of_mpi).into_iter().chain(typeless).collect(),
         }
     }
 
@@ -243,8 +241,6 @@ impl<'a> Report<'a> {
         let spread = |of: fn(&(Variant, Figure, Figure)) -> Figure| -> Map<String, Value> {
             self.figures.iter().map(|row| (row.0.name().to_owned(), of(row).to_json())).collect()
         };
-        let mpi: Map<String, Value> =
-            self.mpi.iter().map(|(name, figure)| ((*name).to_owned(), figure_json(figure))).collect();
         let json = json!({
             "bench": "allreduce",
             "ranks": self.world.ranks,
@@ -259,7 +255,7 @@ impl<'a> Report<'a> {
             "plain_us": self.plain(),
             "plain_one_shot_us": self.of(Variant::OneShot),
             "plain_two_shot_us": self.of(Variant::TwoShot),
-            "mpi_us": mpi,
+            "mpi_us": mpi_json(&self.mpi),
             "wall_us": spread(|row| row.1),
             "processors_us": spread(|row| row.2),
         });

@@ -5,14 +5,14 @@ use std::sync::Barrier;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use symwin::{Communicator, DevCommRequirements};
 
 use super::cli::BarrierArgs;
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::MpiSamples;
-use super::output::{figure_json, figures_table, line, mpi_figure};
+use super::output::{figures_table, line, mpi_json};
 use super::stats::{Figure, Series, merge};
 use super::{Job, launches};
 use crate::progress::{Bar, Progress};
@@ -55,11 +55,8 @@ pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
         Some((Figure::new(wall)?.scaled(scale), Figure::new(cpu)?.scaled(scale)))
     };
     let (own, std) = (figure(OWN).context("no sample of the barrier")?, figure(STD));
-    let mut mpi: Vec<_> = of_mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples))).collect();
-    mpi.extend(mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone()))));
+    let mpi = mpis.figures(&of_mpi);
     let text = if args.output.json {
-        let mpi: Map<String, Value> =
-            mpi.iter().map(|(name, figure)| ((*name).to_owned(), figure_json(figure))).collect();
         let json = json!({
             "bench": "barrier",
             "ranks": world.ranks,
@@ -70,7 +67,7 @@ pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
             "us_per_round": own.0.median,
             "cpu_us_per_round": own.1.median,
             "std_us_per_round": std.map(|(wall, _)| wall.median),
-            "mpi_us_per_round": mpi,
+            "mpi_us_per_round": mpi_json(&mpi),
             "wall_us_per_round": own.0.to_json(),
             "std_wall_us_per_round": std.map(|(wall, _)| wall.to_json()),
         });

@@ -10,13 +10,14 @@ use anyhow::{Context, ensure};
 use tempfile::TempDir;
 
 use super::foreign;
+use super::stats::Figure;
 
 /// The MPIs of this machine.
 #[derive(Debug)]
 pub(crate) struct Mpis {
     pub(crate) found: Vec<Mpi>,
     /// Name and why it is not there.
-    pub(crate) absent: Vec<(&'static str, String)>,
+    absent: Vec<(&'static str, String)>,
     /// Where the programs are. It goes with this.
     _directory: Option<TempDir>,
 }
@@ -47,6 +48,18 @@ impl Mpis {
         }
         Ok(Self { _directory: Some(directory), ..mpis })
     }
+
+    /// Microseconds of each MPI's samples, or why there are none, of those that are not there too.
+    pub(crate) fn figures(&self, samples: &MpiSamples) -> MpiFigures {
+        let measured = samples.iter().map(|(name, samples)| (*name, figure(samples)));
+        measured.chain(self.absent.iter().map(|(name, why)| (*name, Err(why.clone())))).collect()
+    }
+}
+
+fn figure(samples: &anyhow::Result<Vec<f64>>) -> Result<Figure, String> {
+    let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
+    let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
+    Ok(figure.scaled(1e-3))
 }
 
 impl Mpi {
@@ -73,6 +86,9 @@ impl Mpi {
 
 /// What each MPI says, by name: nanoseconds for each repetition, of each sample; or why there are none.
 pub(crate) type MpiSamples = BTreeMap<&'static str, anyhow::Result<Vec<f64>>>;
+
+/// By name.
+pub(crate) type MpiFigures = Vec<(&'static str, Result<Figure, String>)>;
 
 /// How an MPI is called.
 struct Kind {

@@ -3,22 +3,18 @@
 use std::ops::Range;
 
 use comfy_table::{CellAlignment, Table, presets};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::mpi::MpiFigures;
 use super::stats::Figure;
 
-/// Microseconds of an MPI's samples of nanoseconds, or why there are none.
-pub(crate) fn mpi_figure(samples: &anyhow::Result<Vec<f64>>) -> Result<Figure, String> {
-    let samples = samples.as_ref().map_err(|why| format!("{why:#}"))?;
-    let figure = Figure::new(samples.iter().copied()).ok_or("it took no sample in time")?;
-    Ok(figure.scaled(1e-3))
-}
-
-pub(crate) fn figure_json(figure: &Result<Figure, String>) -> Value {
-    match figure {
+/// By the name of each MPI.
+pub(crate) fn mpi_json(figures: &MpiFigures) -> Map<String, Value> {
+    let json = |figure: &Result<Figure, String>| match figure {
         Ok(figure) => figure.to_json(),
         Err(why) => json!({ "not_measured": why }),
-    }
+    };
+    figures.iter().map(|(name, figure)| ((*name).to_owned(), json(figure))).collect()
 }
 
 /// One JSON object on one line, its numbers with as many digits as say something.

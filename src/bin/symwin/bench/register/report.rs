@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::World;
 use super::super::cli::{Maps, RegisterArgs};
-use super::super::mpi::Mpis;
-use super::super::output::{figure_json, figures_table, line, mpi_figure, ratio, right, show};
+use super::super::mpi::{MpiFigures, Mpis};
+use super::super::output::{figures_table, line, mpi_json, ratio, right, show};
 use super::super::stats::{Figure, merge};
 use super::super::syscalls::Counts;
 use super::{Measured, Variant, variants};
@@ -32,7 +32,7 @@ pub(crate) struct Report {
     /// Of a group, in order: name and microseconds. The median over ranks and samples.
     steps: Vec<(String, Figure)>,
     /// Microseconds for each window, or why there are none.
-    mpi: Vec<(&'static str, Result<Figure, String>)>,
+    mpi: MpiFigures,
     /// Calls of one group of all ranks, or why they were not counted.
     syscalls: Result<Counts, String>,
 }
@@ -51,8 +51,6 @@ impl Report {
             let scaled = |samples| Some(Figure::new(samples)?.scaled(per_window));
             Some((variant.name(), (scaled(wall)?, scaled(cpu)?)))
         };
-        let absent = mpis.absent.iter().map(|(name, why)| (*name, Err(why.clone())));
-        let mpi = measured.mpi.iter().map(|(name, samples)| (*name, mpi_figure(samples))).chain(absent);
         let syscalls = match &measured.syscalls {
             Some(Ok(counts)) => Ok(counts.clone()),
             Some(Err(why)) => Err(format!("{why:#}")),
@@ -68,7 +66,7 @@ impl Report {
             figures: Variant::ALL.into_iter().filter_map(figure).collect(),
             rounds: measured.rounds.iter().copied().max().unwrap_or(0),
             steps: steps(&measured.steps),
-            mpi: mpi.collect(),
+            mpi: mpis.figures(&measured.mpi),
             syscalls,
         }
     }
@@ -89,8 +87,6 @@ impl Report {
         };
         let steps: Map<String, Value> =
             self.steps.iter().map(|(name, figure)| (name.clone(), figure.median.into())).collect();
-        let mpi: Map<String, Value> =
-            self.mpi.iter().map(|(name, figure)| ((*name).to_owned(), figure_json(figure))).collect();
         let json = json!({
             "bench": "register",
             "ranks": self.world.ranks,
@@ -115,7 +111,7 @@ impl Report {
             "syscalls_per_group": self.syscalls.as_ref().ok().map(|counts| counts.values().sum::<u64>()),
             "syscalls_by_name": self.syscalls.as_ref().ok(),
             "steps_us": steps,
-            "mpi_us_per_window": mpi,
+            "mpi_us_per_window": mpi_json(&self.mpi),
             "wall_us_per_window": spreads(|(wall, _)| *wall),
             "processors_us_per_window": spreads(|(_, cpu)| *cpu),
         });
