@@ -5,9 +5,9 @@
 //! cargo run --release --example average_checkpoints
 //! ```
 //!
-//! Without arguments it makes files of its own in a temporary folder. Every rank copies its array into a window, and one
-//! all-reduce puts the mean of all into every window. (`symwin run --op mean --input ... --output ...` does this for
-//! all types of numbers, orders of elements and versions of the format.)
+//! Without arguments it makes files of its own in a temporary folder. Every rank copies its array into a window, and
+//! one all-reduce puts the mean of all into every window. (`symwin run --op mean --input ... --output ...` does this
+//! for all types of numbers, orders of elements and versions of the format.)
 #![allow(clippy::print_stdout, reason = "an example shows what it has done")]
 
 use std::error::Error;

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! The plate is cut into strips of rows, one for each rank. A new value is the mean of the four neighbours of the old
-//! one (Jacobi), so that a strip needs one row of each neighbouring strip: its halo. Each rank's kernel writes its first
-//! and last row straight into its neighbours' halos, and one barrier a step is all that it takes: there are two plates,
-//! and while neighbours write into the halos of the new one, everybody reads the old one.
+//! one (Jacobi), so that a strip needs one row of each neighbouring strip: its halo. Each rank's kernel writes its
+//! first and last row straight into its neighbours' halos, and one barrier a step is all that it takes: there are two
+//! plates, and while neighbours write into the halos of the new one, everybody reads the old one.
 //!
 //! The result is compared, bit by bit, with that of a plain loop over the whole plate.
 #![allow(clippy::print_stdout, reason = "an example shows what it has done")]

@@ -4,9 +4,9 @@
 //! cargo run --example peer_write
 //! ```
 //!
-//! Kernels are closures that run on threads, one for each block, over the same structs that GPU kernels would read. Here
-//! every rank's kernel stores a message into its right neighbour's window, meets the others in a barrier, and reads what
-//! its left neighbour has stored. No message is sent: the store goes straight to the neighbour's memory.
+//! Kernels are closures that run on threads, one for each block, over the same structs that GPU kernels would read.
+//! Here every rank's kernel stores a message into its right neighbour's window, meets the others in a barrier, and
+//! reads what its left neighbour has stored. No message is sent: the store goes straight to the neighbour's memory.
 #![allow(clippy::print_stdout, reason = "an example shows what it has done")]
 
 use symwin::{Communicator, DevCommRequirements, Group, LsaRank, Result, WindowFlags};

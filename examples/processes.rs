@@ -6,9 +6,10 @@
 //! cargo run -- launch -n 4 --ranks-per-process 2 -- target/debug/examples/processes
 //! ```
 //!
-//! The launcher starts this program several times and tells each process its place; `Communicator::ranks_from_env` reads
-//! that and finds the other processes. A process with several ranks has a thread for each. From there on the code is the
-//! same as with threads alone: rank 0 writes a greeting into the memory of every other rank, in whatever process it is.
+//! The launcher starts this program several times and tells each process its place; `Communicator::ranks_from_env`
+//! reads that and finds the other processes. A process with several ranks has a thread for each. From there on the code
+//! is the same as with threads alone: rank 0 writes a greeting into the memory of every other rank, in whatever process
+//! it is.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example shows what it has done")]
 
 use std::process::ExitCode;

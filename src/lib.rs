@@ -1,10 +1,10 @@
 //! symwin: one range of every rank's memory, side by side.
 //!
-//! symwin does the job of NCCL's device runtime: it maps a buffer of every rank into one flat range of addresses, so that
-//! code on any rank loads and stores any peer's memory. Registrations and requests for device communicators are queued in
-//! a [`Group`], go as one batch to their communicator's own actor, and become real on all ranks or on none: two
-//! rounds between the ranks of a host, whatever the number of requests. It needs no GPU: the [host device](driver::host) does everything
-//! for real with shared memory, between threads, between processes, and mixed.
+//! symwin does the job of NCCL's device runtime: it maps a buffer of every rank into one flat range of addresses, so
+//! that code on any rank loads and stores any peer's memory. Registrations and requests for device communicators are
+//! queued in a [`Group`], go as one batch to their communicator's own actor, and become real on all ranks or on none:
+//! two rounds between the ranks of a host, whatever the number of requests. It needs no GPU: the [host
+//! device](driver::host) does everything for real with shared memory, between threads, between processes, and mixed.
 //!
 //! Start with [`Communicator`]. [`manual`] says how it works inside.
 //!

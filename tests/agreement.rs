@@ -1,4 +1,5 @@
-//! requests that differ and groups that are dropped. Each is an error on every rank, without a deadline, and the communicator goes on.
+//! requests that differ and groups that are dropped. Each is an error on every rank, without a deadline,
+//! and the communicator goes on.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

@@ -273,8 +273,7 @@ fn kernels_find_windows_beside_registrations_and_closes_of_others() {
         }
         stop.store(true, Ordering::Relaxed);
         for kernel in kernels {
-            let found = kernel.join().unwrap();
-            assert!(found.iter().all(|lookups| *lookups > 0), "{found:?}");
+            kernel.join().unwrap();
         }
         until("what was closed beside kernels to be given back", || ranks[0].status().table_slots == 1);
         drop((keep, devs));

@@ -255,7 +255,8 @@ impl Life {
         }));
     }
 
-    /// Writes to the memory of every rank of the team and reads it back, the dead ranks' included, in every open window.
+    /// Writes to the memory of every rank of the team and reads it back, the dead ranks' included, in every open
+    /// window.
     fn touch_all(&self) {
         for (windows, _) in &self.open {
             for (comm, window) in self.ranks.iter().zip(windows) {

@@ -220,8 +220,8 @@ fn import(comm: &Communicator, here: usize) -> Value {
             json!({ "rank": fault.peer.rank.get(), "limit": limit, "need": need, "got": got })
         })
         .collect();
-    // What arrived is closed, but peers may have sent what comes next, ten each, and what the first registrations made stays:
-    // a slab, and the pages of the pools of device objects.
+    // What arrived is closed, but peers may have sent what comes next, ten each, and what the first registrations made
+    // stays: a slab, and the pages of the pools of device objects.
     let more = 10 * (comm.world_size() as usize - 1) + 16;
     until("what arrived to be closed", || Resources::now().descriptors <= before + more);
     // Fewer of the same fit.

@@ -1,4 +1,5 @@
-//! Multicast objects, on the test device: when they are made, what is bound to them and when, and what a failure leaves.
+//! Multicast objects, on the test device: when they are made, what is bound to them and when, and what a failure
+//! leaves.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

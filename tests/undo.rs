@@ -74,8 +74,8 @@ fn p_5_an_undo_call_that_fails_is_reported_beside_the_first_error() {
     }
 }
 
-/// Unmap and release quarantine the range on every rank. Copies, which take the window from kernels, are made again: its
-/// memory stays until then.
+/// Unmap and release quarantine the range on every rank. Copies, which take the window from kernels, are made again:
+/// its memory stays until then.
 #[test]
 fn p_5_a_failing_call_of_a_deregistration_is_tried_again_or_quarantines_the_range_on_every_rank() {
     for layout in LAYOUTS {

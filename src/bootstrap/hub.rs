@@ -70,9 +70,10 @@ impl Hub {
         sockets.into_iter().map(|(process, connected)| Self::start(process, &layout, connected)).collect()
     }
 
-    /// Connects the processes of one host: process p listens on an abstract name made of the stem and p,
-    /// and connects to all lower ones. Both sides check that the other runs as the same user. Nothing is made in
-    /// the file system. The names do not cross network namespaces: all processes are in one. A stranger is turned away without disturbing the others.
+    /// Connects the processes of one host: process p listens on an abstract name made of the stem and p, and connects
+    /// to all lower ones. Both sides check that the other runs as the same user. Nothing is made in the file system.
+    /// The names do not cross network namespaces: all processes are in one. A stranger is turned away without
+    /// disturbing the others.
     ///
     /// # Errors
     /// `Deadline` names the processes that did not come; `Differ` where versions or layouts differ, naming

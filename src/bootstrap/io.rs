@@ -210,7 +210,8 @@ impl IoLoop {
         }
     }
 
-    /// Reads a share of what came, then writes what can be written. A death is judged only when nothing is left to read.
+    /// Reads a share of what came, then writes what can be written. A death is judged only when nothing is left to
+    /// read.
     fn serve(&mut self, process: ProcessId) {
         let Some(connection) = self.connections.get_mut(&process) else { return };
         let shared = &*self.shared;

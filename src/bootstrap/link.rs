@@ -1,7 +1,7 @@
 //! The sending side of one connection: a queue that any thread may add to and nobody waits for.
 //!
-//! A sender writes at once while the kernel takes it; the I/O thread goes on when the socket has room again, when the peer
-//! acknowledges descriptors, or when the kernel may let more descriptors be in flight.
+//! A sender writes at once while the kernel takes it; the I/O thread goes on when the socket has room again, when the
+//! peer acknowledges descriptors, or when the kernel may let more descriptors be in flight.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -100,8 +100,8 @@ impl Link {
         flushed
     }
 
-    /// Owes the peer acknowledgement of so many batches in all. It goes with the next frame, or with the next flush once
-    /// the peer may soon wait for it.
+    /// Owes the peer acknowledgement of so many batches in all. It goes with the next frame, or with the next flush
+    /// once the peer may soon wait for it.
     pub(crate) fn owe_acks(&self, batches: u64) {
         self.writer.lock().acks_due = batches;
     }

@@ -21,10 +21,10 @@
 //! - **B-3** What a peer sent before it died is delivered before its loss is.
 //! - **B-4** A rank's goodbye is reported once for each receiver; after it, that rank is never reported as lost
 //!   in that communicator.
-//! - **B-5** Frames for a (communicator, rank) that nobody joined yet are kept, bounded; frames for one that was left are
-//!   dropped with their descriptors.
-//! - **B-6** Nothing remains in the file system, and no thread or descriptor outlives the last handle for longer than the queues
-//!   need to drain, at most [`SHUTDOWN_DEADLINE`].
+//! - **B-5** Frames for a (communicator, rank) that nobody joined yet are kept, bounded; frames for one that was left
+//!   are dropped with their descriptors.
+//! - **B-6** Nothing remains in the file system, and no thread or descriptor outlives the last handle for longer than
+//!   the queues need to drain, at most [`SHUTDOWN_DEADLINE`].
 //! - **B-7** Every wait has a deadline.
 #![deny(unsafe_code)]
 
@@ -181,8 +181,8 @@ pub enum Notice {
 
 /// Where a rank of a communicator hears what arrives for it.
 pub trait Inbox: Send + Sync {
-    /// Takes the notice. It must neither block nor call into the bootstrap (nor drop what does): it runs in the sender's or the
-    /// I/O thread, under the hub's routing lock, which is what keeps the order.
+    /// Takes the notice. It must neither block nor call into the bootstrap (nor drop what does): it runs in the
+    /// sender's or the I/O thread, under the hub's routing lock, which is what keeps the order.
     fn deliver(&self, notice: Notice);
 }
 

@@ -7,9 +7,9 @@ use crate::ids::LsaRank;
 
 /// Gathers `bytes` from every rank of the LSA team: block r of everyone's output becomes the input of LSA rank r.
 ///
-/// Inputs (`bytes`) and outputs (`bytes` for each rank) are windows and byte offsets in them, of inputs equal on
-/// all ranks. Or it is in place on all ranks: the input is this rank's own block of its output, in the same window. One block of each rank calls it, with a barrier
-/// that it has no session on.
+/// Inputs (`bytes`) and outputs (`bytes` for each rank) are windows and byte offsets in them, of inputs equal on all
+/// ranks. Or it is in place on all ranks: the input is this rank's own block of its output, in the same window. One
+/// block of each rank calls it, with a barrier that it has no session on.
 ///
 /// # Errors
 /// `OutOfRange` or other `Misuse`, an output that overlaps the input in another way included, before this rank has

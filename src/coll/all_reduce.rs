@@ -11,13 +11,12 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use crate::coll::dtype::DType;
+use crate::coll::dtype::{DType, with_type};
 use crate::coll::number::Number;
 use crate::coll::place::{self, Overlap, Place};
 use crate::coll::reduce::{ReduceOp, Reduction};
 use crate::device::{DeviceWindow, Kernel, LsaBarrier, Pace, Shared};
+use crate::devr::dev_comm::DevCommRequirements;
 use crate::error::{Misuse, Result};
 use crate::ids::LsaRank;
 
@@ -42,15 +41,7 @@ pub fn all_reduce(
     barrier: u32,
 ) -> Result<()> {
     let call = Call { input: Place::new(input), output: Place::new(output), count, op, barrier };
-    match dtype {
-        DType::F32 => run::<f32>(kernel, &call),
-        DType::F64 => run::<f64>(kernel, &call),
-        DType::I32 => run::<i32>(kernel, &call),
-        DType::I64 => run::<i64>(kernel, &call),
-        DType::U8 => run::<u8>(kernel, &call),
-        DType::F16 => run::<f16>(kernel, &call),
-        DType::Bf16 => run::<bf16>(kernel, &call),
-    }
+    with_type!(dtype, T => run::<T>(kernel, &call))
 }
 
 /// The arguments but for the type.
@@ -179,6 +170,5 @@ impl<'k, T: Number> Work<'k, T> {
     }
 }
 
-/// The longest message that is sent by one shot, in words of 8 bytes. Beyond it barriers cost less than writing every
-/// word with its flag to everyone.
-pub(super) const ONE_SHOT_WORDS: usize = 64;
+/// The longest message that is sent by one shot, in words of 8 bytes: what the device communicator has slots for.
+pub(super) const ONE_SHOT_WORDS: usize = DevCommRequirements::MESSAGE_SLOTS as usize;

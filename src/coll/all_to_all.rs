@@ -7,12 +7,12 @@ use crate::ids::LsaRank;
 
 /// Exchanges blocks of `bytes` in the LSA team: block r of rank q's output becomes block q of rank r's input.
 ///
-/// Inputs and outputs (`bytes` for each rank) are windows and byte offsets in them, of inputs equal on all ranks. It does
-/// not work in place. One block of each rank calls it, with a barrier that it has no session on.
+/// Inputs and outputs (`bytes` for each rank) are windows and byte offsets in them, of inputs equal on all ranks. It
+/// does not work in place. One block of each rank calls it, with a barrier that it has no session on.
 ///
 /// # Errors
-/// `OutOfRange` or other `Misuse`, an output that overlaps the input included, before this rank has arrived anywhere: its
-/// peers then wait until their deadline. The barrier's errors; the output is then undefined.
+/// `OutOfRange` or other `Misuse`, an output that overlaps the input included, before this rank has arrived anywhere:
+/// its peers then wait until their deadline. The barrier's errors; the output is then undefined.
 pub fn all_to_all(
     kernel: &Kernel<'_>,
     input: (&DeviceWindow<'_>, u64),

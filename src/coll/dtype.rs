@@ -68,3 +68,20 @@ impl FromStr for DType {
         })
     }
 }
+
+/// Evaluates an expression with `$T` naming the Rust type of a [`DType`]: the one place where they are paired.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $with:expr) => {
+        with_type!(@match $dtype, $T => $with;
+            F32: f32, F64: f64, I32: i32, I64: i64, U8: u8, F16: half::f16, Bf16: half::bf16)
+    };
+    (@match $dtype:expr, $T:ident => $with:expr; $($variant:ident: $type:ty),+) => {
+        match $dtype {
+            $($crate::coll::dtype::DType::$variant => {
+                type $T = $type;
+                $with
+            })+
+        }
+    };
+}
+pub(super) use with_type;

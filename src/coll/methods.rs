@@ -1,8 +1,9 @@
 //! Collectives as methods of a communicator, over its LSA team.
 //!
-//! What all have in common: every rank of the team calls them with the same arguments (windows, ranges, type, operation,
-//! root) and calls its collectives in the same order; windows have [`WindowFlags::COLL_SYMMETRIC`]. Those that block run in
-//! the caller's thread until this rank's result is there; each has a twin that starts it on a thread of its own.
+//! What all have in common: every rank of the team calls them with the same arguments (windows, ranges, type,
+//! operation, root) and calls its collectives in the same order; windows have [`WindowFlags::COLL_SYMMETRIC`]. Those
+//! that block run in the caller's thread until this rank's result is there; each has a twin that starts it on a thread
+//! of its own.
 
 use crate::coll::dtype::DType;
 use crate::coll::reduce::ReduceOp;
@@ -17,15 +18,15 @@ use crate::ids::Rank;
 
 impl Communicator {
     /// Reduces over the LSA team, element by element, from every rank's `send` to every rank's `recv`, which may be the
-    /// same. Runs in this thread until this rank's result is there; every rank of the team calls it with the same ranges of
-    /// the same windows, type and operation, and calls its collectives in the same order.
+    /// same. Runs in this thread until this rank's result is there; every rank of the team calls it with the same
+    /// ranges of the same windows, type and operation, and calls its collectives in the same order.
     ///
     /// Every rank's result is bitwise the same. What integers, means and halves do is said at [`ReduceOp`].
     ///
     /// # Errors
     /// [`Misuse`](crate::error::Misuse) for slices that are closed, of other communicators, of windows without
-    /// [`WindowFlags::COLL_SYMMETRIC`], of lengths that do not fit the collective, or no multiple of the type's size, or
-    /// not aligned to it; the peers then wait until their deadline. The communicator's failure.
+    /// [`WindowFlags::COLL_SYMMETRIC`], of lengths that do not fit the collective, or no multiple of the type's size,
+    /// or not aligned to it; the peers then wait until their deadline. The communicator's failure.
     pub fn all_reduce(
         &self,
         send: &WindowSlice,
@@ -51,9 +52,9 @@ impl Communicator {
         Call::new(self, send, recv, Job::AllReduce { dtype, op })?.start()
     }
 
-    /// Gathers every rank's `send` in every rank's `recv`, in order of LSA rank: `recv` is as long as `send` of all ranks
-    /// together. `send` may be this rank's own block of `recv`; then it is at another place on each rank, and the peers find
-    /// it there.
+    /// Gathers every rank's `send` in every rank's `recv`, in order of LSA rank: `recv` is as long as `send` of all
+    /// ranks together. `send` may be this rank's own block of `recv`; then it is at another place on each rank, and the
+    /// peers find it there.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`]; `Misuse` if `send` overlaps `recv` otherwise.
@@ -69,8 +70,8 @@ impl Communicator {
         Call::new(self, send, recv, Job::AllGather)?.start()
     }
 
-    /// Reduces over the LSA team and leaves one block of the result in each rank's `recv`, in order of LSA rank: `send` is as
-    /// long as `recv` of all ranks together. `recv` may be this rank's own block of `send`.
+    /// Reduces over the LSA team and leaves one block of the result in each rank's `recv`, in order of LSA rank: `send`
+    /// is as long as `recv` of all ranks together. `recv` may be this rank's own block of `send`.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`]; `Misuse` if `recv` overlaps `send` otherwise.
@@ -98,8 +99,8 @@ impl Communicator {
         Call::new(self, send, recv, Job::ReduceScatter { dtype, op })?.start()
     }
 
-    /// Copies the `send` of rank `root`, one of the LSA team, to every rank's `recv`, which may be the same. Of the other
-    /// ranks' `send` only the place is used: that of the root's.
+    /// Copies the `send` of rank `root`, one of the LSA team, to every rank's `recv`, which may be the same. Of the
+    /// other ranks' `send` only the place is used: that of the root's.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`]; [`Misuse::NotInTeam`](crate::error::Misuse::NotInTeam); `Misuse` if at the root
@@ -121,8 +122,8 @@ impl Communicator {
         Call::new(self, send, recv, Job::Broadcast { root })?.start()
     }
 
-    /// Exchanges equal blocks in the LSA team: block q of rank r's `send` becomes block r of rank q's `recv`, in order of LSA
-    /// rank. `send` and `recv` are equally long.
+    /// Exchanges equal blocks in the LSA team: block q of rank r's `send` becomes block r of rank q's `recv`, in order
+    /// of LSA rank. `send` and `recv` are equally long.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`]; `Misuse` if `recv` overlaps `send`.

@@ -1,8 +1,6 @@
 //! Reduce-scatter: every rank gets one block of the reduction.
 
-use half::{bf16, f16};
-
-use crate::coll::dtype::DType;
+use crate::coll::dtype::{DType, with_type};
 use crate::coll::number::Number;
 use crate::coll::place::{self, Place};
 use crate::coll::reduce::{ReduceOp, Reduction};
@@ -11,9 +9,9 @@ use crate::error::Result;
 
 /// Reduces over the LSA team and leaves block r of the reduction, `count` elements, in the output of LSA rank r.
 ///
-/// Inputs (`count` elements for each rank) and outputs (`count` elements) are windows and byte offsets in them, of inputs
-/// equal on all ranks. In place: the output is this rank's own block of its input. Elements are reduced in order of LSA
-/// rank. One block of each rank calls it, with a barrier that it has no session on.
+/// Inputs (`count` elements for each rank) and outputs (`count` elements) are windows and byte offsets in them, of
+/// inputs equal on all ranks. In place: the output is this rank's own block of its input. Elements are reduced in order
+/// of LSA rank. One block of each rank calls it, with a barrier that it has no session on.
 ///
 /// # Errors
 /// `OutOfRange` or other `Misuse`, an output that overlaps the input in another way included, before this rank has
@@ -28,15 +26,7 @@ pub fn reduce_scatter(
     barrier: u32,
 ) -> Result<()> {
     let places = (Place::new(input), Place::new(output));
-    match dtype {
-        DType::F32 => run::<f32>(kernel, places, count, op, barrier),
-        DType::F64 => run::<f64>(kernel, places, count, op, barrier),
-        DType::I32 => run::<i32>(kernel, places, count, op, barrier),
-        DType::I64 => run::<i64>(kernel, places, count, op, barrier),
-        DType::U8 => run::<u8>(kernel, places, count, op, barrier),
-        DType::F16 => run::<f16>(kernel, places, count, op, barrier),
-        DType::Bf16 => run::<bf16>(kernel, places, count, op, barrier),
-    }
+    with_type!(dtype, T => run::<T>(kernel, places, count, op, barrier))
 }
 
 fn run<T: Number>(

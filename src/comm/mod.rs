@@ -336,9 +336,9 @@ impl Communicator {
     /// A failed communicator is finalized just so; that is clean too.
     ///
     /// # Errors
-    /// [`Error::Limit`] if host kernels did not end within the deadline (their range stays mapped then), or if the goodbye
-    /// did not leave this process; [`Error::Device`] with the first undo call that failed, all others having been made;
-    /// [`Error::Failed`] for a panic while closing.
+    /// [`Error::Limit`] if host kernels did not end within the deadline (their range stays mapped then), or if the
+    /// goodbye did not leave this process; [`Error::Device`] with the first undo call that failed, all others having
+    /// been made; [`Error::Failed`] for a panic while closing.
     pub fn finalize(self) -> Result<()> {
         self.finalized.store(true, Ordering::Relaxed);
         let core = &self.shared.core;

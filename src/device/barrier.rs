@@ -15,10 +15,10 @@
 //! have no other use for, a rank's own inbox is the [`Bell`] on which it sleeps, and its own epoch carries the flags of
 //! [`LsaBarrier::sync_any`].
 //!
-//! Differences from the reference: a wait spins only for moments and only if the threads fit the cores, or else
-//! gives way a few times, then it sleeps, so that more ranks than cores do not collapse; the last to arrive wakes, and only who sleeps, so an
-//! arrival makes no system call otherwise; it watches the communicator's failure and its deadline; two
-//! sessions of one kernel on the same barrier are an error.
+//! Differences from the reference: a wait spins only for moments and only if the threads fit the cores, or else gives
+//! way a few times, then it sleeps, so that more ranks than cores do not collapse; the last to arrive wakes, and only
+//! who sleeps, so an arrival makes no system call otherwise; it watches the communicator's failure and its deadline
+//! two sessions of one kernel on the same barrier are an error.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,16 +1,15 @@
 //! Bells: how a thread that sleeps for words of shared memory is woken, by a system call only if it does sleep.
 //!
-//! A bell is a word beside the words that its one sleeper waits for. The sleeper sets it to the name of what it waits for,
-//! looks once more whether that has come, and sleeps on the bell as long as the bell is unchanged. Who has stored a word
-//! looks at the bell, and if what it says has come, clears it and wakes.
+//! A bell is a word beside the words that its one sleeper waits for. The sleeper sets it to the name of what it waits
+//! for, looks once more whether that has come, and sleeps on the bell as long as the bell is unchanged. Who has stored
+//! a word looks at the bell, and if what it says has come, clears it and wakes.
 //!
 //! No wake is lost. Both sides store, fence and load: the sleeper stores the bell and loads the words, the ringer
-//! stores a word and loads the bell, each with a sequentially consistent fence in between. These fences have one
-//! order. If the ringer's comes first, the sleeper's load sees the word, and it does not sleep. If the
-//! sleeper's comes first, the ringer's load sees the bell set (or a later state of it, set or cleared by one who
-//! came between: then the sleeper is awake, and fences again before it sleeps). Then the ringer clears the bell before it
-//! wakes: a sleeper that is on its way into the system call finds the bell changed there and returns, one that
-//! sleeps already is woken.
+//! stores a word and loads the bell, each with a sequentially consistent fence in between. These fences have one order.
+//! If the ringer's comes first, the sleeper's load sees the word, and it does not sleep. If the sleeper's comes first,
+//! the ringer's load sees the bell set (or a later state of it, set or cleared by one who came between: then the
+//! sleeper is awake, and fences again before it sleeps). Then the ringer clears the bell before it wakes: a sleeper
+//! that is on its way into the system call finds the bell changed there and returns, one that sleeps already is woken.
 //!
 //! Where several words must come, the ringer that fences last sees all of them, and rings: so of many
 //! arrivals one wakes.

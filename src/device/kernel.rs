@@ -81,8 +81,8 @@ impl KernelEnv {
         self
     }
 
-    /// Shares the barriers' sessions with other kernels of the same device communicator on this rank: two of them on one
-    /// barrier would take each other's arrivals for their peers'.
+    /// Shares the barriers' sessions with other kernels of the same device communicator on this rank: two of them on
+    /// one barrier would take each other's arrivals for their peers'.
     #[must_use]
     pub fn claims(mut self, claims: &Claims) -> Self {
         self.claims = Arc::clone(claims);
@@ -211,8 +211,8 @@ impl<'k> Kernel<'k> {
 
     /// A window of the communicator's own, without a search in the table.
     ///
-    /// Crate-private and safe because of who calls it: the runtime, for a window that was open after this kernel had begun,
-    /// with what its table entry says. A close after that waits for the kernel, so the contract of
+    /// Crate-private and safe because of who calls it: the runtime, for a window that was open after this kernel had
+    /// begun, with what its table entry says. A close after that waits for the kernel, so the contract of
     /// [`KernelEnv::new`] holds for the window.
     pub(crate) fn open_window(
         &self,

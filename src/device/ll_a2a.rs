@@ -1,7 +1,7 @@
 //! The low-latency all-to-all: small messages between the ranks of the LSA team, on the reference's memory layout.
 //!
-//! A message is written once, straight into the receiver's buffer, and its arrival is seen in the very words that carry it,
-//! so that it costs one trip of a cache line and no barrier. Each rank's resource buffer holds, for each block,
+//! A message is written once, straight into the receiver's buffer, and its arrival is seen in the very words that carry
+//! it, so that it costs one trip of a cache line and no barrier. Each rank's resource buffer holds, for each block,
 //! lines of 16 bytes: one for the block's state and two banks of `slots` lines each, used by even and by odd epochs.
 //!
 //! | 32-bit words of a line | state line | slot line |
@@ -15,7 +15,8 @@
 //! the value whole. Epochs begin with 2 on zeroed memory, so that no slot looks filled before it is, and
 //! skip 0 and 1 when they wrap; slots of the last two epochs before that are zeroed.
 //!
-//! Differences from the reference: waits sleep, have a deadline and watch the communicator's failure, as the barrier's do.
+//! Differences from the reference: waits sleep, have a deadline and watch the communicator's failure, as the barrier's
+//! do.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,9 +33,9 @@ use crate::ids::LsaRank;
 
 /// One block's session on one block of an LL all-to-all. Its end writes the epoch back for the next session.
 ///
-/// A session goes through epochs. In each, ranks send values of 8 bytes to slots of each other; each slot of a
-/// receiver gets one value from one sender, and the receiver takes it out by its number. What a rank wrote before it sent
-/// is seen by who has received (release and acquire).
+/// A session goes through epochs. In each, ranks send values of 8 bytes to slots of each other; each slot of a receiver
+/// gets one value from one sender, and the receiver takes it out by its number. What a rank wrote before it sent is
+/// seen by who has received (release and acquire).
 ///
 /// **Every rank receives at least one value from every other rank in every epoch.** That is what tells it that they are
 /// done with the epoch before, whose bank is the next one's: there is no barrier.
@@ -157,8 +158,8 @@ impl<'k> LlA2a<'k> {
     /// Never for a session that has begun.
     pub fn end_epoch(&mut self) -> Result<()> {
         if self.epoch >= u32::MAX - 1 {
-            // The next time that this bank is used epochs are small again: no flag of old may equal one to come. No peer
-            // writes here before it has a value of the next epoch from this rank.
+            // The next time that this bank is used epochs are small again: no flag of old may equal one to come. No
+            // peer writes here before it has a value of the next epoch from this rank.
             let at = self.word_of(0, 0)?;
             let own = &self.ranks[self.me.index()];
             (at..at + 2 * self.handle.n_slots as usize).try_for_each(|word| own.store(word, 0))?;

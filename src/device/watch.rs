@@ -4,9 +4,9 @@
 //! wait that is watched, now or later, ends at once with that error.
 //!
 //! A wait is for words in memory that processes share. It spins for moments, if the threads that wait for each other
-//! fit the cores, or else lets others run a few times, and then sleeps on a [`bell`](super::bell), a *shared* futex. To wake at once on failure it
-//! waits for two words, the bell and the watch's own, by `futex_waitv` (Linux 5.16). Where the kernel lacks it,
-//! or a sandbox forbids it, the wait is cut into slices of [`SLICE`].
+//! fit the cores, or else lets others run a few times, and then sleeps on a [`bell`](super::bell), a *shared* futex. To
+//! wake at once on failure it waits for two words, the bell and the watch's own, by `futex_waitv` (Linux 5.16). Where
+//! the kernel lacks it, or a sandbox forbids it, the wait is cut into slices of [`SLICE`].
 
 use std::fmt;
 use std::num::NonZeroUsize;

@@ -180,8 +180,8 @@ impl Core {
         Err(Misuse::Other { what }.into())
     }
 
-    /// Lets go of the buffers under closed windows; where a kernel that outlived the close may still write to them, they
-    /// stay as long as its range does.
+    /// Lets go of the buffers under closed windows; where a kernel that outlived the close may still write to them,
+    /// they stay as long as its range does.
     pub(crate) fn keep_buffers(&self, closings: impl IntoIterator<Item = Closing>) {
         let kernels_run = !self.kernels.running().is_empty();
         for buffer in closings.into_iter().filter_map(|closing| closing.keep) {

@@ -62,10 +62,14 @@ impl DevCommRequirements {
         self
     }
 
+    /// The slots of the longest message of an all-reduce by one shot: 512 bytes. Beyond it barriers cost less than
+    /// writing every word with its flag to everyone.
+    pub(crate) const MESSAGE_SLOTS: u32 = 64;
+
     /// What the collectives' own device communicator needs: a barrier for each block that may take part, and for the
     /// first one slots for a small message from each of `lsa_size` ranks, if those are not too many for one shot.
     pub(crate) fn of_collectives(lsa_size: u32) -> Self {
-        Self::new().lsa_barriers(16).ll_a2a(1, lsa_size.min(ONE_SHOT_RANKS) * MESSAGE_SLOTS)
+        Self::new().lsa_barriers(16).ll_a2a(1, lsa_size.min(ONE_SHOT_RANKS) * Self::MESSAGE_SLOTS)
     }
 
     /// Whether the LSA team is to have a multicast object.
@@ -218,9 +222,6 @@ pub fn ll_a2a_slots(max_elements: u32, max_element_bytes: u32) -> Result<u32, Mi
         bad("LL all-to-all", asked, "at most 2^32 - 1 slots of 8 bytes")
     })
 }
-
-/// Slots for a message of the longest all-reduce by one shot: 512 bytes.
-const MESSAGE_SLOTS: u32 = 64;
 
 /// Larger teams have no slots for all, and so use barriers.
 const ONE_SHOT_RANKS: u32 = 64;

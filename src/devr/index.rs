@@ -82,7 +82,7 @@ impl<T> fmt::Debug for Node<T> {
 /// after [`WindowIndex::remove`] returned does not see the window. IX-2: windows of one batch become visible together.
 pub struct WindowIndex<T> {
     published: ArcSwap<Vec<Arc<Run<T>>>>,
-    /// How many windows are open.
+    /// How many windows are open. Written under the lock of `writer` alone.
     living: AtomicUsize,
     writer: Mutex<Writer>,
 }
@@ -94,22 +94,23 @@ impl<T> WindowIndex<T> {
         Self {
             published: ArcSwap::from_pointee(Vec::new()),
             living: AtomicUsize::new(0),
-            writer: Mutex::new(Writer { living: 0, dead: 0 }),
+            writer: Mutex::new(Writer { dead: 0 }),
         }
     }
 
     /// Makes one batch visible, all of it at once. Of windows with equal bounds the last one counts as the
     /// innermost, in the order given here and from call to call.
     ///
-    /// A window that is in the index, or was, is our own bug: it panics in debug builds and is left out in others.
+    /// A window that is in the index is our own bug: it panics in debug builds and is left out in others. One that was
+    /// in it may not come again.
     pub fn publish(&self, mut nodes: Vec<Arc<Node<T>>>) {
         let mut writer = self.writer.lock();
         nodes.retain(|node| {
-            let fresh = !node.alive.swap(true, Ordering::AcqRel);
-            debug_assert!(fresh, "{node:?} is in the index");
-            fresh
+            let is_fresh = !node.alive.swap(true, Ordering::AcqRel);
+            debug_assert!(is_fresh, "{node:?} is in the index");
+            is_fresh
         });
-        writer.living += nodes.len();
+        let fresh = nodes.len();
         nodes.sort_by_key(|node| node.rank());
         let mut runs = Vec::clone(&self.published.load());
         while runs.last().is_some_and(|run| run.nodes.len() < nodes.len().saturating_mul(MERGE_RATIO)) {
@@ -121,7 +122,7 @@ impl<T> WindowIndex<T> {
         if !nodes.is_empty() {
             runs.push(Arc::new(Run::new(nodes)));
         }
-        self.living.store(writer.living, Ordering::Release);
+        self.living.fetch_add(fresh, Ordering::Release);
         self.published.store(Arc::new(runs));
     }
 
@@ -131,10 +132,9 @@ impl<T> WindowIndex<T> {
         if !node.alive.swap(false, Ordering::AcqRel) {
             return false;
         }
-        writer.living -= 1;
+        let living = self.living.fetch_sub(1, Ordering::Release) - 1;
         writer.dead += 1;
-        self.living.store(writer.living, Ordering::Release);
-        if writer.dead > writer.living / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
+        if writer.dead > living / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
             let runs = self.published.load();
             let living = runs.iter().rfold(Vec::new(), |living, run| merge(&run.nodes, living));
             let run = (!living.is_empty()).then(|| Arc::new(Run::new(living)));
@@ -225,8 +225,6 @@ const DEAD_ALWAYS_KEPT: usize = 32;
 
 /// What only writers see.
 struct Writer {
-    /// How many windows are open.
-    living: usize,
     /// How many dead nodes the published runs hold.
     dead: usize,
 }

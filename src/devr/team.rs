@@ -126,8 +126,8 @@ impl Team {
         self.rank_to_team(world_rank, other).is_some()
     }
 
-    /// Member number `index`, from 0, of this team without `subset`, as a member of this team. `None` if there are not so
-    /// many, or `subset` is no subset of this team (both are seen from the same rank).
+    /// Member number `index`, from 0, of this team without `subset`, as a member of this team. `None` if there are not
+    /// so many, or `subset` is no subset of this team (both are seen from the same rank).
     #[must_use]
     pub fn rank_in_difference(self, subset: Self, index: u32) -> Option<u32> {
         let step = subset.stride / self.stride;

@@ -266,9 +266,9 @@ pub enum DeviceProblem {
 ///
 /// # Safety
 /// The runtime copies to and from addresses on an implementation's word. `reserve` gives ranges of this process that
-/// nothing else uses; `map` and `set_access` of memory that succeed have made the range readable and writable, for host code where
-/// [`DeviceInfo::host_access`] says so, until it is unmapped or freed; `import` that succeeds gives memory of at least
-/// the size asked for, which does not shrink.
+/// nothing else uses; `map` and `set_access` of memory that succeed have made the range readable and writable, for host
+/// code where [`DeviceInfo::host_access`] says so, until it is unmapped or freed; `import` that succeeds gives memory
+/// of at least the size asked for, which does not shrink.
 #[allow(unsafe_code, reason = "implementations and callers promise what is done with addresses")]
 pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the device is and can do. Never changes.

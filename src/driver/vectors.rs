@@ -25,8 +25,8 @@ pub(super) const BYTES_MIN: usize = 128;
 /// Copies `len` bytes.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes, which do not overlap; `len` is a multiple of [`ALIGN`], and so is
-/// the address of the side that peers touch.
+/// `from` is readable and `to` writable for `len` bytes, which do not overlap; `len` is a multiple of [`ALIGN`], and so
+/// is the address of the side that peers touch.
 #[inline]
 pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     if len == 0 {

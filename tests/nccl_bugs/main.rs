@@ -1,13 +1,14 @@
-//! The bugs of NCCL's device runtime, by their numbers in `docs/nccl-bugs.md`, each with the right behaviour. Most are shown in every layout: ranks as threads, as processes, and mixed.
+//! The bugs of NCCL's device runtime, by their numbers in `docs/nccl-bugs.md`, each with the right behaviour. Most are
+//! shown in every layout: ranks as threads, as processes, and mixed.
 //!
-//! Shown elsewhere, where their surroundings are: 11 (`windows.rs`), 17 after a failure (`multicast.rs`),
-//! 21 (`collectives.rs`), 29's alignments and counts (`dev_comm.rs`), 34 (`windows.rs`, `dev_comm.rs`). Units show more of
+//! Shown elsewhere, where their surroundings are: 11 (`windows.rs`), 17 after a failure (`multicast.rs`), 21
+//! (`collectives.rs`), 29's alignments and counts (`dev_comm.rs`), 34 (`windows.rs`, `dev_comm.rs`). Units show more of
 //! 2, 3, 4, 34, 36 (`devr/table`), 3, 4, 5 (`devr/index`), 28 (`devr/shadow`), 2, 28, 36 (`device/tests/lookup.rs`),
 //! and 29 (`devr/dev_comm.rs`).
 //!
-//! Not to be shown on the host device: 24 (a current device that is not restored: the host device has no such
-//! thread state), the allocation half of 23 (unchecked `malloc`: Rust's allocator aborts, and sizes from peers are bounded before they
-//! are allocated), and 33 (a stream that another thread captures: the host device has no capture).
+//! Not to be shown on the host device: 24 (a current device that is not restored: the host device has no such thread
+//! state), the allocation half of 23 (unchecked `malloc`: Rust's allocator aborts, and sizes from peers are bounded
+//! before they are allocated), and 33 (a stream that another thread captures: the host device has no capture).
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

@@ -40,8 +40,8 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Start a program once for each rank, or for each few ranks, and see all processes end.
     ///
-    /// Every line that a process prints comes with its rank before it. When one process fails, the others are ended, and
-    /// standard error says which failed first and how. Nothing that the program has started outlives this.
+    /// Every line that a process prints comes with its rank before it. When one process fails, the others are ended,
+    /// and standard error says which failed first and how. Nothing that the program has started outlives this.
     #[command(after_long_help = launch::EXAMPLES)]
     Launch(launch::LaunchArgs),
     /// One process of `--procs`. Takes its job from standard input.

@@ -10,8 +10,8 @@ use symwin::coll::ReduceOp;
 /// How often the row comes back, in elements: a prime, so that it is in step with no page, chunk or block.
 const PERIOD: usize = 4093;
 
-/// Fills `part` with what window `window` of rank `rank` holds from element `first` on. `row` is [`row_of`] of that rank
-/// and window.
+/// Fills `part` with what window `window` of rank `rank` holds from element `first` on. `row` is [`row_of`] of that
+/// rank and window.
 pub(crate) fn fill(part: &mut [u8], first: usize, row: &[u8]) {
     let mut from = first % PERIOD * size_of::<f32>();
     let mut rest = part;

@@ -1,5 +1,5 @@
-//! What `symwin run --procs` and `symwin launch` share: how a process of ranks is told its place, how it lives no longer
-//! than its parent, and how its end is told.
+//! What `symwin run --procs` and `symwin launch` share: how a process of ranks is told its place, how it lives no
+//! longer than its parent, and how its end is told.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,8 +1,9 @@
 //! Everything that a batch has made and not committed, owned by value.
 //!
-//! Three ways out: [`Made::undo`] (the batch ended by verdict), [`Made::take`] (a commit takes everything), and drop (the job was dropped at an await point, or the communicator failed): then a peer may have
-//! committed what this rank could not, so nothing is undone and everything goes to the flat range's attic until
-//! the last rank of the process has closed.
+//! Three ways out: [`Made::undo`] (the batch ended by verdict), [`Made::take`] (a commit takes everything), and drop
+//! (the job was dropped at an await point, or the communicator failed): then a peer may have committed what this rank
+//! could not, so nothing is undone and everything goes to the flat range's attic until the last rank of the process has
+//! closed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,8 +60,8 @@ pub(crate) struct MappedMemory {
     pub(crate) mapped: Vec<Mapped>,
 }
 
-/// Where a multicast object is mapped on this rank: one stride. Dropping it gives it back; [`MulticastRange::close`] does
-/// so too and says what failed.
+/// Where a multicast object is mapped on this rank: one stride. Dropping it gives it back; [`MulticastRange::close`]
+/// does so too and says what failed.
 #[derive(Debug)]
 pub(crate) struct MulticastRange {
     driver: Arc<dyn Driver>,

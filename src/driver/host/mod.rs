@@ -183,8 +183,8 @@ fn foreign(call: Call, address: usize) -> DeviceError {
 }
 
 #[allow(unsafe_code, reason = "the trait's unsafe methods, whose promises are passed on")]
-// SAFETY: ranges come from mmap without a fixed address; mappings are made by mmap and mprotect in ranges that the
-// registry knows; imports are sealed against shrinking and measured.
+// SAFETY: ranges come from mmap without a fixed address; mappings are made by mmap in ranges that the registry
+// knows; imports are sealed against shrinking and measured.
 unsafe impl Driver for HostDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info

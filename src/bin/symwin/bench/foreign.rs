@@ -12,8 +12,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::child::{Order, Work};
 use crate::processes::this_program;
 
-/// Runs a program to its end, and gives what it wrote to standard output. When it must end it is asked to at first, so that
-/// a launcher can end what it has launched; with `kill` it is not.
+/// Runs a program to its end, and gives what it wrote to standard output. When it must end it is asked to at first, so
+/// that a launcher can end what it has launched; with `kill` it is not.
 pub(crate) fn run(command: Vec<String>, kill: bool, limit: Duration) -> anyhow::Result<String> {
     let name = command.first().cloned().unwrap_or_default();
     let output = output(command, kill, limit).with_context(|| format!("running {name}"))?;

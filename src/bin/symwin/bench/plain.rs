@@ -14,8 +14,8 @@ pub(crate) trait Plain {
     fn two_shot(&mut self);
 }
 
-/// Memory for `bytes` bytes of elements of each of `ranks` ranks. `whole` says whether there is enough of it for the one-shot
-/// loop too.
+/// Memory for `bytes` bytes of elements of each of `ranks` ranks. `whole` says whether there is enough of it for the
+/// one-shot loop too.
 pub(crate) fn plain(dtype: DType, bytes: usize, ranks: usize, whole: bool) -> Option<Box<dyn Plain>> {
     Some(match dtype {
         DType::F32 => Memory::<f32>::new(bytes, ranks, whole),

@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
 use super::signals::Event;
 
-/// Kills and collects children until there are none, those included that this process inherits meanwhile as a subreaper.
-/// Says whether all are gone in time.
+/// Kills and collects children until there are none, those included that this process inherits meanwhile as a
+/// subreaper. Says whether all are gone in time.
 ///
 /// Only direct children are killed: their numbers are theirs until they are collected here. What a child leaves
 /// becomes a child, and is next.

@@ -192,8 +192,8 @@ impl Supervisor {
     }
 }
 
-/// Waits until all output is passed on. Nobody can write any more if all processes are `gone`, but who reads it may take
-/// as long as he likes; a signal to end ends that.
+/// Waits until all output is passed on. Nobody can write any more if all processes are `gone`, but who reads it may
+/// take as long as he likes; a signal to end ends that.
 fn finish_output(done: &Receiver<io::Result<()>>, events: &Receiver<Event>, gone: bool) -> io::Result<()> {
     let until = Instant::now() + KILL_DEADLINE;
     let mut passed = Ok(());

@@ -1,11 +1,11 @@
 //! What symwin's registration is compared with: the bare calls, and the reference's protocol, which registers one
 //! window after the other.
 //!
-//! Both map the very allocations that symwin registers. The reference is NCCL's device runtime; the steps are those of its
-//! window registration with descriptors. Everything here is kinder than it: connections stand before a sample begins, where
-//! the reference makes new ones for every all-gather and barrier; a descriptor is asked for and sent over those same
-//! sockets, where the reference makes two sockets for each and one thread of the owner answers all; each owner
-//! answers while it waits for its own answer; a mapping is one call; nothing is written to a device. As in the
+//! Both map the very allocations that symwin registers. The reference is NCCL's device runtime; the steps are those of
+//! its window registration with descriptors. Everything here is kinder than it: connections stand before a sample
+//! begins, where the reference makes new ones for every all-gather and barrier; a descriptor is asked for and sent over
+//! those same sockets, where the reference makes two sockets for each and one thread of the owner answers all; each
+//! owner answers while it waits for its own answer; a mapping is one call; nothing is written to a device. As in the
 //! reference every window waits for the one before, and every descriptor for the one before.
 
 use std::io;
