@@ -167,6 +167,7 @@ impl<A: Actor> Runnable for Cell<A> {
     }
 
     fn down(&self, who: ActorId, exit: &Exit) {
+        self.runtime.scheduler().touched(self.id);
         if self.mailbox.push_down(who, exit) {
             self.wake();
         }
@@ -209,10 +210,11 @@ impl<M: Send + 'static> Timers<M> {
         self.next_seq += 1;
         let cell = me.weak_cell();
         let ring = move || {
-            if let Some(cell) = cell.upgrade()
-                && cell.mailbox().push_timer(id)
-            {
-                cell.wake();
+            if let Some(cell) = cell.upgrade() {
+                cell.runtime().scheduler().touched(cell.id());
+                if cell.mailbox().push_timer(id) {
+                    cell.wake();
+                }
             }
         };
         let scheduled = me.runtime().scheduler().timer(at, Box::new(ring));

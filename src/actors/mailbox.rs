@@ -124,6 +124,7 @@ impl<M> Addr<M> {
 
     fn send(&self, lane: Lane, msg: M) -> Result<(), Rejected<M>> {
         let wake = self.cell.mailbox().push(lane, msg)?;
+        self.runtime().scheduler().touched(self.id());
         if wake {
             self.cell.wake();
         }
@@ -141,8 +142,11 @@ impl<M> Drop for Addr<M> {
     fn drop(&mut self) {
         let mailbox = self.cell.mailbox();
         // Release, so that whoever sees no address left (`settle`, under the lock) sees all that was done with them.
-        if mailbox.addrs.fetch_sub(1, Ordering::AcqRel) == 1 && mailbox.schedule() {
-            self.cell.wake();
+        if mailbox.addrs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.cell.runtime().scheduler().touched(self.cell.id());
+            if mailbox.schedule() {
+                self.cell.wake();
+            }
         }
     }
 }

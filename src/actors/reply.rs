@@ -127,7 +127,7 @@ impl<T> fmt::Debug for Ticket<T> {
 }
 
 pub(super) fn pair<T>(runtime: &Runtime) -> (Reply<T>, Ticket<T>) {
-    let gate = Gate::new(runtime.scheduler().registry().next_gate());
+    let gate = Gate::new(runtime.scheduler().new_gate());
     let state = Mutex::new(State::Waiting(None));
     let slot = Arc::new(Slot { gate, runtime: runtime.clone(), state });
     (Reply { slot: Some(Arc::clone(&slot)) }, Ticket { slot })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cell::Cell;
 use super::scheduler::{ActorReport, Scheduler, Time};
 use super::threads::Threads;
-use super::{Actor, Addr, Reply, Ticket, reply};
+use super::{Actor, ActorId, Addr, Reply, Ticket, reply};
 use crate::error::Result;
 
 /// A runtime: cheap to clone, alive while any clone or address is. See the [module](super).
@@ -54,10 +54,36 @@ impl Runtime {
         reply::pair(self)
     }
 
+    /// Starts a host thread: one of a program that uses this runtime. Under a simulation it runs when the schedule
+    /// says so; elsewhere this is a thread like any other. The ticket has what `program` returns, or is
+    /// [`Lost`](super::Lost) if it panics.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Os`](crate::error::BootstrapError::Os) when the thread cannot be started.
+    pub fn host<T: Send + 'static>(
+        &self,
+        name: &str,
+        program: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Ticket<T>> {
+        let (reply, ticket) = self.reply();
+        self.scheduler.host(name, Box::new(move || drop(reply.send(program()))))?;
+        Ok(ticket)
+    }
+
     /// What each living actor is doing, in the order of spawning. A snapshot of each, not of all at one moment.
     #[must_use]
     pub fn actors(&self) -> Vec<ActorReport> {
         self.scheduler.registry().reports()
+    }
+
+    /// A host thread is about to ask an actor for something: see [`Scheduler::pause`].
+    pub(crate) fn pause(&self) {
+        self.scheduler.pause();
+    }
+
+    /// What actor `id` finds was changed past its mailbox: see [`Scheduler::touched`].
+    pub(crate) fn touched(&self, id: ActorId) {
+        self.scheduler.touched(id);
     }
 
     pub(super) fn scheduler(&self) -> &dyn Scheduler {

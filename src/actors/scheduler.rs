@@ -10,12 +10,14 @@ use std::fmt;
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::timer::TimerId;
 use super::{ActorId, Exit};
+use crate::error::{BootstrapError, Result};
 
 /// A point in time, counted from the runtime's start. Under a simulation it is virtual.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,6 +78,41 @@ pub trait Scheduler: fmt::Debug + Send + Sync + 'static {
 
     /// `gate` has just been opened: wakes whoever is blocked on it.
     fn opened(&self, gate: &Gate);
+
+    /// The number of a new gate.
+    fn new_gate(&self) -> GateId {
+        self.registry().next_gate()
+    }
+
+    /// Someone has changed what actor `id` finds: put a message into a lane of its, or something into a place that it
+    /// shares. For a scheduler that tells apart which steps depend on each other.
+    fn touched(&self, id: ActorId) {
+        let _ = id;
+    }
+
+    /// A host thread, or a step, is about to ask an actor for something. A simulation may let others go first where
+    /// this is a host thread. Callers hold no lock.
+    fn pause(&self) {}
+
+    /// Starts a host thread that runs `program`.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Os`](crate::error::BootstrapError::Os).
+    fn host(&self, name: &str, program: Box<dyn FnOnce() + Send>) -> Result<()> {
+        start_thread(name.to_owned(), program)
+    }
+}
+
+/// Starts a thread that nobody joins.
+pub(super) fn start_thread(name: String, program: impl FnOnce() + Send + 'static) -> Result<()> {
+    let what = format!("start thread `{name}`");
+    match thread::Builder::new().name(name).spawn(program) {
+        Ok(_detached) => Ok(()),
+        Err(e) => {
+            let errno = e.raw_os_error().unwrap_or(rustix::io::Errno::AGAIN.raw_os_error());
+            Err(Arc::new(BootstrapError::Os { what, errno }).into())
+        }
+    }
 }
 
 /// Why [`Scheduler::block`] returned.
@@ -178,6 +215,12 @@ pub struct Registry {
 }
 
 impl Registry {
+    /// A list whose actors are counted from `first` on: one simulated process's among others.
+    #[must_use]
+    pub fn starting_at(first: u64) -> Self {
+        Self { next_actor: AtomicU64::new(first), ..Self::default() }
+    }
+
     /// What each living actor is doing, in order of their numbers.
     #[must_use]
     pub fn reports(&self) -> Vec<ActorReport> {
@@ -228,6 +271,20 @@ fn report(actor: &dyn Runnable) -> ActorReport {
 /// A gate's number in its scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GateId(u64);
+
+impl GateId {
+    /// The gate of this number, for schedulers that count themselves.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
 
 /// The one-shot event under a [`Ticket`](super::Ticket): it opens once, for good.
 #[derive(Debug)]

@@ -9,14 +9,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::scheduler::{Gate, Registry, Runnable, Scheduler, Step, Time, Woken};
+use super::scheduler::{Gate, Registry, Runnable, Scheduler, Step, Time, Woken, start_thread};
 use super::timer::{TimerId, Timers};
-use crate::error::{BootstrapError, Misuse, Result};
+use crate::error::{Misuse, Result};
 
 /// Most messages that an actor handles before others have their turn.
 const TURN: usize = 16;
@@ -92,17 +91,6 @@ impl Drop for Threads {
         // None is joined: this may be one of them.
         self.queue.end();
         self.timers.close();
-    }
-}
-
-fn start_thread(name: String, program: impl FnOnce() + Send + 'static) -> Result<()> {
-    let what = format!("start thread `{name}`");
-    match thread::Builder::new().name(name).spawn(program) {
-        Ok(_detached) => Ok(()),
-        Err(e) => {
-            let errno = e.raw_os_error().unwrap_or(rustix::io::Errno::AGAIN.raw_os_error());
-            Err(Arc::new(BootstrapError::Os { what, errno }).into())
-        }
     }
 }
 

@@ -22,8 +22,8 @@ pub struct Endpoint {
     rank: Rank,
     /// Tells this stay from a later one of the same rank.
     stay: u64,
-    /// The other members, process by process.
-    others: BTreeMap<ProcessId, Vec<Rank>>,
+    /// The other members.
+    others: Box<[Rank]>,
     /// The tag of the last send.
     last: Mutex<Option<Tag>>,
     rounds: AtomicU64,
@@ -34,10 +34,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(hub: Hub, comm: CommId, rank: Rank, stay: u64, members: &[Rank]) -> Self {
-        let mut others: BTreeMap<ProcessId, Vec<Rank>> = BTreeMap::new();
-        for &member in members.iter().filter(|&&member| member != rank) {
-            others.entry(hub.process_of(member)).or_default().push(member);
-        }
+        let others = members.iter().copied().filter(|&member| member != rank).collect();
         Self {
             hub,
             comm,
@@ -179,18 +176,28 @@ impl Endpoint {
         }
     }
 
+    /// The other members, process by process. Made when it is needed: rarely, and worlds may be large.
+    fn by_process(&self) -> BTreeMap<ProcessId, Vec<Rank>> {
+        let mut others: BTreeMap<ProcessId, Vec<Rank>> = BTreeMap::new();
+        for &member in &self.others {
+            others.entry(self.hub.process_of(member)).or_default().push(member);
+        }
+        others
+    }
+
     fn tell_all(&self, kind: Kind, sighting: SightingKind, body: &Arc<[u8]>) {
         let tag = self.last.lock().unwrap_or_default();
         let (comm, from, here) = (self.comm, self.rank, self.hub.process());
+        let others = self.by_process();
         // Also with no other member here: it is noted that this rank is gone.
-        let to = self.others.get(&here).map(Vec::as_slice).unwrap_or_default();
+        let to = others.get(&here).map(Vec::as_slice).unwrap_or_default();
         let arrival = Arrival { comm, from, to, kind: sighting, tag, bytes: body.len() };
         let delivered = self.hub.shared().router.deliver(arrival, |_| match sighting {
             SightingKind::Goodbye => Notice::Goodbye { from, body: Arc::clone(body) },
             _ => Notice::Abort { from, body: Arc::clone(body) },
         });
         debug_assert_eq!(delivered, Ok(()), "what stays in the process is not bounded");
-        for (&process, to) in self.others.iter().filter(|&(&process, _)| process != here) {
+        for (&process, to) in others.iter().filter(|&(&process, _)| process != here) {
             for to in to.chunks(DESTINATIONS_MAX) {
                 let (to, handles) = (to.to_vec(), Vec::new());
                 let frame = Frame { kind, comm, from, tag, to, descriptors: 0, handles, body };
@@ -201,7 +208,7 @@ impl Endpoint {
 
     /// Tells this rank that something cannot be sent.
     fn refuse(&self, process: ProcessId, why: &str) {
-        let ranks = self.others.get(&process).cloned().unwrap_or_default();
+        let ranks = self.by_process().remove(&process).unwrap_or_default();
         tracing::error!(comm = ?self.comm, rank = %self.rank, to = %process, why, "bootstrap.refused");
         let notice = Notice::Broken { ranks, detail: format!("not sent: {why}") };
         self.hub.shared().router.tell(self.comm, self.rank, notice);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use crate::bootstrap::carrier::{Carrier, Packet};
 use crate::bootstrap::connect::{self, Connected};
 use crate::bootstrap::exchange::Exchange;
 use crate::bootstrap::frame::{BODY_BYTES_MAX, Frame, Kind, encode_publication};
@@ -17,7 +18,7 @@ use crate::bootstrap::io::{self, Shared, Wake};
 use crate::bootstrap::layout::Layout;
 use crate::bootstrap::link::{Flushed, Link, Outgoing};
 use crate::bootstrap::reader::Reader;
-use crate::bootstrap::router::Router;
+use crate::bootstrap::router::{Clock, Death, Router};
 use crate::bootstrap::{Endpoint, Inbox};
 use crate::error::{BootstrapError, Misuse, Result};
 use crate::ids::{CommId, ProcessId, Rank};
@@ -179,11 +180,45 @@ impl Hub {
 
     /// Queues a frame for another process.
     pub(crate) fn post(&self, process: ProcessId, outgoing: Outgoing) {
+        if let Some(carrier) = &self.shared().carrier {
+            return carrier.carry(self.process(), process, outgoing.into());
+        }
         let Some(link) = self.shared().links.get(&process) else { return };
         // Where no event of the socket will wake the I/O thread, it is told.
         if matches!(link.send(outgoing), Flushed::Retry | Flushed::WriteEnded) {
             self.shared().wake.wake();
         }
+    }
+
+    /// A hub of a simulated process: a carrier takes its frames, and hands over what comes with [`Hub::receive`].
+    pub(crate) fn carried(me: ProcessId, layout: &Arc<Layout>, carrier: Arc<dyn Carrier>) -> Result<Self> {
+        let wake = Wake::new(false).map_err(|errno| os("making an event descriptor", errno))?;
+        let clock = Arc::clone(&carrier);
+        let router = Router::new(me, layout, Clock(Box::new(move || clock.now())));
+        let layout = Arc::clone(layout);
+        let (exchange, links) = (Exchange::default(), BTreeMap::new());
+        let shared = Shared { me, layout, router, exchange, links, wake, carrier: Some(carrier) };
+        Ok(Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
+    }
+
+    /// Takes in what a carrier brought from another process. False if that breaks the protocol: then the connection
+    /// has ended, as one of sockets would.
+    pub(crate) fn receive(&self, from: ProcessId, packet: &Packet) -> bool {
+        let broken = packet.open(|frame, handles| io::accept(self.shared(), from, &frame, handles)).err();
+        let Some(violation) = broken else { return true };
+        tracing::warn!(peer = %from, detail = %violation, "bootstrap.broken");
+        self.end_connection(from, &Death::Broken(violation.to_string()));
+        false
+    }
+
+    /// A carrier's connection to another process has ended.
+    pub(crate) fn lost(&self, peer: ProcessId, detail: &str) {
+        self.end_connection(peer, &Death::Lost(detail.to_owned()));
+    }
+
+    fn end_connection(&self, peer: ProcessId, death: &Death) {
+        self.shared().router.died(peer, death);
+        self.shared().exchange.lost(peer, death.detail());
     }
 
     /// A hub over connections that are made already.
@@ -198,8 +233,10 @@ impl Hub {
             tracing::debug!(process = %me, peer = %layout.describe(peer), pid, "bootstrap.connected");
         }
         let layout = Arc::clone(layout);
-        let router = Router::new(me, &layout);
-        let shared = Arc::new(Shared { me, layout, router, exchange: Exchange::default(), links, wake });
+        let start = Instant::now();
+        let router = Router::new(me, &layout, Clock(Box::new(move || start.elapsed())));
+        let exchange = Exchange::default();
+        let shared = Arc::new(Shared { me, layout, router, exchange, links, wake, carrier: None });
         if has_thread {
             let io =
                 io::prepare(Arc::clone(&shared), readers).map_err(|errno| os("preparing epoll", errno))?;

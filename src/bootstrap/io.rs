@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
+use crate::bootstrap::carrier::Carrier;
 use crate::bootstrap::exchange::Exchange;
 use crate::bootstrap::frame::{Frame, Kind, decode_publication};
 use crate::bootstrap::layout::Layout;
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     /// To every other process.
     pub(crate) links: BTreeMap<ProcessId, Arc<Link>>,
     pub(crate) wake: Wake,
+    /// Takes frames to other processes instead of sockets, in a simulation.
+    pub(crate) carrier: Option<Arc<dyn Carrier>>,
 }
 
 /// Gets the I/O thread's attention.
@@ -278,28 +281,38 @@ fn lost(link: &Link, reader: &Reader) -> Death {
     Death::Lost(format!("the connection to {}{pid} ended{place}", link.peer))
 }
 
-/// One frame of a peer: checked against who may send it, then handed on.
+/// One frame of a connection.
 fn take(shared: &Shared, link: &Link, frame: &Frame<'_>, handles: Handles) -> Result<(), Violation> {
+    if frame.kind == Kind::Ack {
+        let sane = link.acknowledged(frame.tag.seq);
+        return if sane { Ok(()) } else { Err(Violation::new("descriptors were acknowledged twice")) };
+    }
+    accept(shared, link.peer, frame, handles)
+}
+
+/// One frame of a peer: checked against who may send it, then handed on.
+pub(crate) fn accept(
+    shared: &Shared,
+    peer: ProcessId,
+    frame: &Frame<'_>,
+    handles: Handles,
+) -> Result<(), Violation> {
     let kind = match frame.kind {
-        Kind::Ack => {
-            let sane = link.acknowledged(frame.tag.seq);
-            return if sane { Ok(()) } else { Err(Violation::new("descriptors were acknowledged twice")) };
-        }
         Kind::Publish => {
             let publication = decode_publication(frame.body);
             let (topic, bytes) =
                 publication.ok_or_else(|| Violation::new("a publication without a topic"))?;
-            let put = shared.exchange.put(link.peer, topic, bytes, true);
+            let put = shared.exchange.put(peer, topic, bytes, true);
             return put.map_err(|_| Violation::new("more publications than this side keeps"));
         }
-        // Used up by the reader.
-        Kind::Descriptors => return Ok(()),
+        // Used up by the reader, and by the sender's side of the connection.
+        Kind::Ack | Kind::Descriptors => return Ok(()),
         Kind::Abort => SightingKind::Abort,
         Kind::Goodbye => SightingKind::Goodbye,
         Kind::Message => SightingKind::Message,
     };
     let here = shared.layout.ranks(shared.me);
-    if shared.layout.process_of(frame.from) != Some(link.peer) {
+    if shared.layout.process_of(frame.from) != Some(peer) {
         return Err(Violation::Other(format!("a frame in the name of {}, which is not there", frame.from)));
     }
     if let Some(stray) = frame.to.iter().find(|rank| !here.contains(&rank.get())) {

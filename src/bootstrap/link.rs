@@ -17,6 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::bootstrap::carrier::Packet;
 use crate::bootstrap::frame::{Frame, Kind, encode_head};
 use crate::ids::ProcessId;
 
@@ -37,6 +38,13 @@ impl Outgoing {
     pub(crate) fn new(frame: &Frame<'_>, body: &Arc<[u8]>, descriptors: Vec<Arc<OwnedFd>>) -> Self {
         let head = encode_head(frame);
         Self { head, body: Arc::clone(body), descriptors, descriptors_sent: 0, written: 0 }
+    }
+
+    /// The same in one piece, for a simulated network.
+    pub(crate) fn into_packet(self) -> Packet {
+        let mut bytes = self.head;
+        bytes.extend_from_slice(&self.body);
+        Packet::new(bytes, self.descriptors)
     }
 
     fn len(&self) -> usize {

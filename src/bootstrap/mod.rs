@@ -28,6 +28,7 @@
 //! - **B-7** Every wait has a deadline.
 #![deny(unsafe_code)]
 
+pub(crate) mod carrier;
 mod connect;
 mod endpoint;
 mod exchange;
@@ -35,7 +36,7 @@ mod frame;
 mod hello;
 mod hub;
 mod io;
-mod layout;
+pub(crate) mod layout;
 mod link;
 mod reader;
 mod router;

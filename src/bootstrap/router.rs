@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -54,20 +54,30 @@ pub(crate) struct Arrival<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Overflow;
 
+/// What sightings are dated by.
+pub(crate) struct Clock(pub(crate) Box<dyn Fn() -> Duration + Send + Sync>);
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Clock({:?})", (self.0)())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Router {
     me: ProcessId,
     layout: Arc<Layout>,
+    clock: Clock,
     /// What may still be kept of each other process's early frames.
     quotas: BTreeMap<ProcessId, Arc<Quota>>,
     state: Mutex<State>,
 }
 
 impl Router {
-    pub(crate) fn new(me: ProcessId, layout: &Arc<Layout>) -> Self {
+    pub(crate) fn new(me: ProcessId, layout: &Arc<Layout>, clock: Clock) -> Self {
         let others = layout.processes().filter(|&process| process != me);
         let quotas = others.map(|process| (process, Arc::default())).collect();
-        Self { me, layout: Arc::clone(layout), quotas, state: Mutex::default() }
+        Self { me, layout: Arc::clone(layout), clock, quotas, state: Mutex::default() }
     }
 
     /// Hands a notice to each receiver, or keeps it for those that have not joined. `make` gets the receiver's index in
@@ -88,7 +98,7 @@ impl Router {
             return Ok(());
         }
         state.seen += 1;
-        let seen = Seen { tag: arrival.tag, at: Instant::now(), order: state.seen, kind: arrival.kind };
+        let seen = Seen { tag: arrival.tag, at: (self.clock.0)(), order: state.seen, kind: arrival.kind };
         for (index, &rank) in arrival.to.iter().enumerate() {
             if !comm.may_have(rank) {
                 continue;
@@ -218,12 +228,12 @@ impl Router {
     /// What `me` last saw of `peer` in each communicator, the latest first.
     pub(crate) fn sightings(&self, me: Rank, peer: Rank) -> Vec<Sighting> {
         let guard = self.state.lock();
-        let now = Instant::now();
+        let now = (self.clock.0)();
         let mut found: Vec<(u64, Sighting)> = Vec::new();
         for (&id, comm) in &guard.comms {
             let Some(seen) = comm.slots.get(&me).and_then(|slot| slot.seen.get(&peer)) else { continue };
             let comm_name = comm.name.clone().unwrap_or_else(|| format!("not joined yet, {id:?}"));
-            let ago = now.saturating_duration_since(seen.at);
+            let ago = now.saturating_sub(seen.at);
             let answered = comm.slots.get(&me).is_some_and(|slot| slot.sent >= Some(seen.tag));
             let sighting = Sighting { comm_name, comm: id, tag: seen.tag, ago, kind: seen.kind, answered };
             found.push((seen.order, sighting));
@@ -327,7 +337,7 @@ struct Kept {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     tag: Tag,
-    at: Instant,
+    at: Duration,
     order: u64,
     kind: SightingKind,
 }

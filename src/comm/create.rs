@@ -235,6 +235,8 @@ impl Inbox for ActorInbox {
     fn deliver(&self, notice: Notice) {
         let Some(actor) = self.actor.upgrade() else { return };
         let Some(core) = self.core.upgrade() else { return };
+        // A message of a round changes what the actor finds, whether it is told or not.
+        core.runtime.touched(actor.id());
         let message = match notice {
             Notice::Message(incoming) => {
                 let from = incoming.from;

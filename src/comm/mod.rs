@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 pub use config::Config;
 use create::Process;
 
-use crate::actors::{Addr, Lost};
+use crate::actors::{Addr, Lost, Ticket};
 use crate::devr::core::Core;
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::dev_comm_handle::DevComm;
@@ -23,7 +23,7 @@ use crate::devr::request::Batch;
 use crate::devr::status::Status;
 use crate::devr::team::Team;
 use crate::devr::window::{Window, WindowEntry};
-use crate::driver::DeviceInfo;
+use crate::driver::{DeviceError, DeviceInfo};
 use crate::driver::buffers::{Buffer, BufferAllocator};
 use crate::error::{Error, Misuse, Peer, Result};
 use crate::group::{Group, Region, Registration};
@@ -79,6 +79,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Hands a batch to the actor. One that has ended drops it, which answers everyone.
     pub(crate) fn send(&self, batch: Batch) {
+        self.core.runtime.pause();
         let _ = self.actor.queue(CommMsg::Batch(batch));
     }
 }
@@ -155,6 +156,7 @@ impl Communicator {
     /// [`Misuse::Closed`] or the parent's failure.
     pub fn duplicate(&self, name: &str) -> Result<Self> {
         self.usable()?;
+        self.shared.core.runtime.pause();
         let count = {
             let mut duplicates = self.shared.duplicates.lock();
             let count = duplicates.entry(name.to_owned()).or_insert(0);
@@ -326,6 +328,7 @@ impl Communicator {
     /// Fails the communicator on all ranks, at once and without waiting for anyone: every wait ends with an error that
     /// names this rank and the reason. What it holds is given back when it is finalized or dropped.
     pub fn abort(&self, reason: &str) {
+        self.shared.core.runtime.pause();
         let _ = self.shared.actor.control(CommMsg::Abort(reason.to_owned()));
     }
 
@@ -340,25 +343,39 @@ impl Communicator {
     /// goodbye did not leave this process; [`Error::Device`] with the first undo call that failed, all others having
     /// been made; [`Error::Failed`] for a panic while closing.
     pub fn finalize(self) -> Result<()> {
+        let core = Arc::clone(&self.shared.core);
+        core.runtime.pause();
+        let ticket = self.begin_finalize()?;
+        let errors = match ticket.wait() {
+            Ok(outcome) => outcome?,
+            Err(Lost) => return Err(self.shared.lost()),
+        };
+        let drained = self.shared.process.hub.drain(core.deadline);
+        closed_with(errors)?;
+        if drained {
+            return Ok(());
+        }
+        let what = "this rank's goodbye to leave the process".to_owned();
+        Err(Error::Limit { what, waited: core.deadline })
+    }
+
+    /// The same for who must not block: nobody waits until the goodbye has left the process.
+    pub(crate) async fn finalize_undrained(self) -> Result<()> {
+        let ticket = self.begin_finalize()?;
+        match ticket.await {
+            Ok(outcome) => closed_with(outcome?),
+            Err(Lost) => Err(self.shared.lost()),
+        }
+    }
+
+    fn begin_finalize(&self) -> Result<Ticket<Result<Vec<DeviceError>>>> {
         self.finalized.store(true, Ordering::Relaxed);
         let core = &self.shared.core;
         let (reply, ticket) = core.runtime.reply();
         if self.shared.actor.queue(CommMsg::Finalize(reply)).is_err() {
             return Err(core.closed());
         }
-        let errors = match ticket.wait() {
-            Ok(outcome) => outcome?,
-            Err(Lost) => return Err(self.shared.lost()),
-        };
-        let drained = self.shared.process.hub.drain(core.deadline);
-        if let Some(error) = errors.into_iter().next() {
-            return Err(Error::Device(error));
-        }
-        if drained {
-            return Ok(());
-        }
-        let what = "this rank's goodbye to leave the process".to_owned();
-        Err(Error::Limit { what, waited: core.deadline })
+        Ok(ticket)
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -372,6 +389,11 @@ impl Communicator {
         }
         core.watch.error().map_or(Ok(()), Err)
     }
+}
+
+/// The first undo call that failed in a close.
+fn closed_with(errors: Vec<DeviceError>) -> Result<()> {
+    errors.into_iter().next().map_or(Ok(()), |error| Err(Error::Device(error)))
 }
 
 impl Drop for Communicator {
