@@ -32,6 +32,7 @@ pub mod devr;
 pub mod driver;
 pub mod error;
 pub mod group;
+pub mod sim;
 pub mod ids;
 
 pub use comm::{Communicator, Config};

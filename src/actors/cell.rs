@@ -246,7 +246,8 @@ fn quietly(run: impl FnOnce()) {
     }
 }
 
-fn text_of(payload: &(dyn Any + Send)) -> String {
+/// The text of a panic.
+pub(crate) fn text_of(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a text".to_owned())

@@ -111,7 +111,7 @@ impl<M> Addr<M> {
         self.cell.runtime()
     }
 
-    pub(super) fn runnable(&self) -> Arc<dyn Runnable>
+    pub(crate) fn runnable(&self) -> Arc<dyn Runnable>
     where
         M: 'static,
     {

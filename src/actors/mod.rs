@@ -81,6 +81,9 @@ pub use runtime::Runtime;
 pub use scheduler::{ActorReport, Backlog, Gate, GateId, Registry, Runnable, Scheduler, Step, Time, Woken};
 pub use timer::{TimerId, TimerQueue};
 
+pub(crate) use cell::text_of;
+pub(crate) use scheduler::start_thread;
+
 use cell::Timers;
 
 /// A value that handles messages one after another. See the [module](self).

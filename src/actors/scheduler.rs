@@ -104,7 +104,7 @@ pub trait Scheduler: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Starts a thread that nobody joins.
-pub(super) fn start_thread(name: String, program: impl FnOnce() + Send + 'static) -> Result<()> {
+pub(crate) fn start_thread(name: String, program: impl FnOnce() + Send + 'static) -> Result<()> {
     let what = format!("start thread `{name}`");
     match thread::Builder::new().name(name).spawn(program) {
         Ok(_detached) => Ok(()),

@@ -24,7 +24,7 @@ use crate::error::{BootstrapError, Error, Misuse, Result};
 use crate::ids::{CommId, ProcessId, Rank};
 
 /// What the ranks of one process share, for all communicators over the same connections.
-pub(super) struct Process {
+pub(crate) struct Process {
     pub(super) hub: Hub,
     runtime: Runtime,
     /// The flat range of each communicator and LSA team.
@@ -152,19 +152,75 @@ impl Part {
             })
             .collect::<Result<Vec<Introduction>>>()?;
         check_layout(self.process.hub.layout(), &introductions)?;
-        let id = CommId::root(&config.name);
-        let mut ranks = Vec::new();
-        for (rank, driver) in self.process.hub.ranks_here().zip(&self.drivers) {
-            let rank = NewRank {
-                agreed: Agreed::new(Rank::new(rank), &introductions)?,
-                id,
-                driver: Arc::clone(driver),
-                buffers: BufferAllocator::new(Arc::clone(driver), BufferAllocator::SLAB_BYTES),
-                deadline: config.deadline,
-            };
-            ranks.push(rank);
-        }
-        Ok(ranks.into_iter().map(|rank| rank.start(&self.process)).collect())
+        let Some(first) = self.process.hub.ranks_here().next() else { return Ok(Vec::new()) };
+        let agreed = Agreed::new(Rank::new(first), &introductions)?;
+        Ok(start_all(&self.process, &self.drivers, &agreed, config))
+    }
+}
+
+/// Starts the ranks of one process.
+fn start_all(
+    process: &Arc<Process>,
+    drivers: &[Arc<dyn Driver>],
+    agreed: &Agreed,
+    config: &Config,
+) -> Vec<Communicator> {
+    let ranks = process.hub.ranks_here().zip(drivers).map(|(rank, driver)| NewRank {
+        agreed: agreed.of(Rank::new(rank)),
+        id: CommId::root(&config.name),
+        driver: Arc::clone(driver),
+        buffers: BufferAllocator::new(Arc::clone(driver), BufferAllocator::SLAB_BYTES),
+        deadline: config.deadline,
+    });
+    ranks.map(|rank| rank.start(process)).collect()
+}
+
+/// One process of a simulated world.
+pub(crate) struct Site {
+    /// Its connections.
+    pub(crate) hub: Hub,
+    /// What runs its actors.
+    pub(crate) runtime: Runtime,
+    /// The device of each of its ranks.
+    pub(crate) devices: Vec<Arc<dyn Driver>>,
+    /// What it says of itself.
+    pub(crate) host: String,
+    /// The same.
+    pub(crate) pid: u32,
+}
+
+/// The processes of a simulated world, whose connections are made.
+pub(crate) struct Fleet {
+    processes: Vec<(Arc<Process>, Site)>,
+}
+
+impl Fleet {
+    pub(crate) fn new(sites: Vec<Site>) -> Self {
+        let process = |site: &Site| Process {
+            hub: site.hub.clone(),
+            runtime: site.runtime.clone(),
+            flats: Mutex::new(HashMap::new()),
+        };
+        Self { processes: sites.into_iter().map(|site| (Arc::new(process(&site)), site)).collect() }
+    }
+
+    /// A communicator of all ranks of the processes, by rank: what [`Communicator::ranks_from_env`] gives each process,
+    /// without the exchange of introductions.
+    pub(crate) fn communicator(&self, config: &Config) -> Result<Vec<Communicator>> {
+        let introduce = |(_, site): &(Arc<Process>, Site)| Introduction {
+            protocol: PROTOCOL,
+            name: config.name.clone(),
+            stride: config.stride,
+            lsa_team_size: config.lsa_team_size,
+            host: site.host.clone(),
+            boot_id: "simulated".to_owned(),
+            pid: site.pid,
+            devices: site.devices.iter().map(|device| device.info().clone()).collect(),
+        };
+        let introductions: Vec<_> = self.processes.iter().map(introduce).collect();
+        let agreed = Agreed::new(Rank::new(0), &introductions)?;
+        let ranks = |(process, site): &(Arc<Process>, Site)| start_all(process, &site.devices, &agreed, config);
+        Ok(self.processes.iter().flat_map(ranks).collect())
     }
 }
 

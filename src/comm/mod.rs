@@ -1,7 +1,7 @@
 //! Communicators: the handle that programs hold.
 
 mod config;
-mod create;
+pub(crate) mod create;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -81,6 +81,16 @@ impl Shared {
     pub(crate) fn send(&self, batch: Batch) {
         self.core.runtime.pause();
         let _ = self.actor.queue(CommMsg::Batch(batch));
+    }
+
+    /// See [`Communicator::abort`].
+    pub(crate) fn abort(&self, reason: &str) {
+        let _ = self.actor.control(CommMsg::Abort(reason.to_owned()));
+    }
+
+    /// Ends the actor between two of its steps, and so its job where that waits, for tests of what then holds.
+    pub(crate) fn shut_down(&self) {
+        self.actor.runnable().shutdown();
     }
 }
 
@@ -329,7 +339,7 @@ impl Communicator {
     /// names this rank and the reason. What it holds is given back when it is finalized or dropped.
     pub fn abort(&self, reason: &str) {
         self.shared.core.runtime.pause();
-        let _ = self.shared.actor.control(CommMsg::Abort(reason.to_owned()));
+        self.shared.abort(reason);
     }
 
     /// Ends this rank's part: waits for what it has queued, says goodbye, waits for its host kernels, and gives

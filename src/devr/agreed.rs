@@ -98,6 +98,11 @@ impl Agreed {
         })
     }
 
+    /// The same agreement, as another rank has it.
+    pub(crate) fn of(&self, rank: Rank) -> Self {
+        Self { rank, ..self.clone() }
+    }
+
     /// The same agreement for a duplicate of another name.
     pub(crate) fn renamed(&self, name: &str) -> Self {
         Self { name: name.to_owned(), ..self.clone() }

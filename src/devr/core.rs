@@ -50,7 +50,7 @@ pub(crate) struct Core {
     /// What arrived of the rounds.
     pub(crate) rounds: Rounds,
     /// What `status` shows.
-    pub(crate) board: Board,
+    pub(crate) board: Arc<Board>,
     /// The runtime of its actor.
     pub(crate) runtime: Runtime,
     /// The longest that an operation may take.
@@ -98,7 +98,7 @@ impl Core {
     ) -> Arc<Self> {
         let state = State::new(&agreed);
         Arc::new(Self {
-            board: Board::new(&agreed),
+            board: Arc::new(Board::new(&agreed)),
             agreed,
             id,
             driver,

@@ -1,5 +1,6 @@
 //! What a rank shows of its communicator, at any time, without asking its actor.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -90,7 +91,22 @@ struct Inner {
     operation: Option<(String, Phase, Time)>,
     failed: Option<Error>,
     closed: bool,
+    /// The number of the first batch in `history`.
+    first: u64,
+    /// How the latest batches ended.
+    history: VecDeque<Ending>,
 }
+
+/// How a batch ended on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub(crate) committed: bool,
+    /// Of the agreed state after it.
+    pub(crate) digest: u64,
+}
+
+/// How many batches' ends are kept.
+const HISTORY_MAX: usize = 256;
 
 impl Board {
     pub(crate) fn new(agreed: &Agreed) -> Self {
@@ -113,7 +129,8 @@ impl Board {
             descriptors: 0,
             digest: 0,
         };
-        let inner = Inner { status, operation: None, failed: None, closed: false };
+        let (first, history) = (0, VecDeque::new());
+        let inner = Inner { status, operation: None, failed: None, closed: false, first, history };
         Self { inner: Mutex::new(inner), tick: AtomicBool::new(false) }
     }
 
@@ -174,9 +191,22 @@ impl Board {
         self.inner.lock().status.quarantined_bytes = state.quarantined_bytes() + spans;
     }
 
-    /// The digest after a batch.
-    pub(crate) fn digest(&self, digest: u64) {
-        self.inner.lock().status.digest = digest;
+    /// How a batch ended.
+    pub(crate) fn ended(&self, ending: Ending) {
+        let mut inner = self.inner.lock();
+        inner.status.digest = ending.digest;
+        inner.history.push_back(ending);
+        if inner.history.len() > HISTORY_MAX {
+            inner.history.pop_front();
+            inner.first += 1;
+        }
+    }
+
+    /// How the latest batches ended, each with its number, and whether the communicator has failed or is closed.
+    pub(crate) fn history(&self) -> (Vec<(u64, Ending)>, bool) {
+        let inner = self.inner.lock();
+        let history = (inner.first..).zip(inner.history.iter().copied()).collect();
+        (history, inner.failed.is_some() || inner.closed)
     }
 
     pub(crate) fn undo_failures(&self, errors: &[DeviceError]) {

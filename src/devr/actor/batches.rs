@@ -14,6 +14,7 @@ use crate::devr::flush::message::encode;
 use crate::devr::flush::{Ended, flush};
 use crate::devr::mail::CommMsg;
 use crate::devr::request::{Answer, Batch};
+use crate::devr::status::Ending;
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 
@@ -102,7 +103,8 @@ impl CommActor {
         let mut state = self.core.state();
         state.batch_ended(&self.core);
         self.core.rounds.next();
-        self.core.board.digest(state.replicated.digest(self.core.rounds.seq()));
+        let digest = state.replicated.digest(self.core.rounds.seq());
+        self.core.board.ended(Ending { committed: matches!(ended, Ended::Committed(_)), digest });
         self.core.board.committed(&state);
         drop(state);
         self.retire_deferred();

@@ -1,0 +1,717 @@
+//! The engine: everything that can run, one step at a time, in one thread of control.
+//!
+//! A step is one handler call of an actor, one delivery of a link, one stretch of a host thread between two blocking
+//! points, or one poll of a script. Virtual time moves only when nothing can run (or a fault moves it).
+//!
+//! **The baton.** Host programs are threads, one of which runs at a time: the one that holds the baton. Where it blocks,
+//! it makes the next steps itself, until the policy picks a host thread: itself, and it goes on without any switch, or
+//! another one, which gets the baton. The thread that runs the simulation is host 0. So a world without other hosts
+//! makes no switch at all.
+//!
+//! Locks: the engine's own lock is held for a few instructions, never while a step runs.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::faults::{Fault, Plan};
+use super::net::{More, Net};
+use super::policy::{Chooser, Pick};
+use super::prints::Prints;
+use super::random::mix;
+use super::task::TaskId;
+use crate::actors::{
+    ActorId, Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of,
+};
+
+/// A script: a program that never blocks, polled by the engine.
+pub(super) type Program = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Everything that can run in one run of a simulation.
+pub(super) struct Engine {
+    /// Itself, for timers.
+    me: Weak<Self>,
+    state: Mutex<State>,
+    /// For host 0: the baton came back.
+    main: Condvar,
+}
+
+/// What the engine's lock guards.
+pub(super) struct State {
+    pub(super) now: Time,
+    timers: TimerQueue,
+    /// What can run; the same order in `cells`.
+    ready: Vec<TaskId>,
+    cells: Vec<Ready>,
+    pub(super) chooser: Chooser,
+    last: Option<TaskId>,
+    /// The task whose step runs; a host's while its program does.
+    current: TaskId,
+    in_step: bool,
+    pub(super) steps: u64,
+    /// Handler calls, deliveries and polls of each kind of task, by its first letter, are not told apart: a digest of
+    /// what ran in which order.
+    digest: u64,
+    hosts: Vec<Host>,
+    /// Who blocks on a gate.
+    blocked: HashMap<GateId, usize>,
+    /// Who has the baton.
+    holder: usize,
+    /// The host whose program goes on.
+    resumed: Option<usize>,
+    scripts: Vec<Script>,
+    next_gate: u64,
+    pub(super) net: Net,
+    pub(super) plan: Plan,
+    pub(super) prints: Option<Prints>,
+    /// Nothing can run any more.
+    stalled: bool,
+    /// Blocked hosts are let go, with an error.
+    ending: bool,
+    /// The policy has seen this state before.
+    pub(super) pruned: bool,
+    /// The run is over its limit of steps.
+    pub(super) endless: bool,
+    /// Panics of hosts and scripts.
+    pub(super) panics: Vec<String>,
+    steps_max: u64,
+}
+
+enum Ready {
+    Actor(Arc<dyn Runnable>),
+    Host(usize),
+    Link(usize),
+    Script(usize),
+}
+
+struct Host {
+    name: String,
+    awake: Arc<Condvar>,
+    done: bool,
+    /// It waits in the list of what can run.
+    ready: bool,
+    /// What it blocks on.
+    waits: Option<GateId>,
+}
+
+struct Script {
+    name: String,
+    program: Option<Program>,
+    waker: Waker,
+    ready: bool,
+    done: bool,
+    /// It was woken while it ran.
+    woken: bool,
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// This host's program goes on.
+    Host(usize),
+    /// Nothing can run, or the run is over.
+    Over,
+    Ran,
+}
+
+/// The number of the thread that runs the simulation.
+const MAIN: usize = 0;
+
+/// The longest that a program may keep the baton, in real time, before the simulation gives up.
+const BATON_LIMIT: Duration = Duration::from_secs(60);
+
+impl Engine {
+    pub(super) fn new(chooser: Chooser, plan: Plan, steps_max: u64) -> Arc<Self> {
+        let prints = chooser.tells_states_apart().then(Prints::default);
+        let state = State {
+            now: Time::ZERO,
+            timers: TimerQueue::default(),
+            ready: Vec::new(),
+            cells: Vec::new(),
+            chooser,
+            last: None,
+            current: TaskId::host(0),
+            in_step: false,
+            steps: 0,
+            digest: 0,
+            hosts: vec![Host::new("main".to_owned())],
+            blocked: HashMap::new(),
+            holder: MAIN,
+            resumed: None,
+            scripts: Vec::new(),
+            next_gate: 0,
+            net: Net::default(),
+            plan,
+            prints,
+            stalled: false,
+            ending: false,
+            pruned: false,
+            endless: false,
+            panics: Vec::new(),
+            steps_max,
+        };
+        Arc::new_cyclic(|me| Self { me: Weak::clone(me), state: Mutex::new(state), main: Condvar::new() })
+    }
+
+    /// The state. Never held while anything of the world runs.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.state.lock().now
+    }
+
+    pub(super) fn ready(&self, cell: Arc<dyn Runnable>) {
+        let mut state = self.state.lock();
+        let id = TaskId::actor(cell.id());
+        state.push(id, Ready::Actor(cell));
+    }
+
+    pub(super) fn timer(&self, at: Time, ring: Box<dyn FnOnce() + Send>) -> TimerId {
+        self.state.lock().timers.insert(at, ring)
+    }
+
+    pub(super) fn cancel(&self, id: TimerId) {
+        let cancelled = self.state.lock().timers.cancel(id);
+        drop(cancelled);
+    }
+
+    pub(super) fn new_gate(&self) -> GateId {
+        let mut state = self.state.lock();
+        let id = state.next_gate;
+        state.next_gate += 1;
+        let current = state.current;
+        if let Some(prints) = &mut state.prints {
+            prints.owns(id, current);
+        }
+        GateId::new(id)
+    }
+
+    pub(super) fn touched(&self, id: ActorId) {
+        let mut state = self.state.lock();
+        if let Some(prints) = &mut state.prints {
+            prints.touch(TaskId::actor(id));
+        }
+    }
+
+    pub(super) fn opened(&self, gate: &Gate) {
+        let mut state = self.state.lock();
+        if let Some(prints) = &mut state.prints {
+            prints.opened(gate.id().get());
+        }
+        if let Some(host) = state.blocked.remove(&gate.id()) {
+            state.wake_host(host);
+        }
+    }
+
+    /// A link has something to deliver from `at` on.
+    pub(super) fn link_due(&self, state: &mut State, link: usize, at: Time) {
+        if !state.net.announce(link) {
+            return;
+        }
+        if at <= state.now {
+            return state.push(TaskId::link(link as u64), Ready::Link(link));
+        }
+        let engine = self.me.clone();
+        let ring = move || {
+            if let Some(engine) = engine.upgrade() {
+                engine.state.lock().push(TaskId::link(link as u64), Ready::Link(link));
+            }
+        };
+        state.timers.insert(at, Box::new(ring));
+    }
+
+    /// Starts a host thread. It runs when it is picked.
+    pub(super) fn host(
+        self: &Arc<Self>,
+        name: &str,
+        program: Box<dyn FnOnce() + Send>,
+    ) -> crate::error::Result<()> {
+        let mut state = self.state.lock();
+        let number = state.hosts.len();
+        state.hosts.push(Host::new(name.to_owned()));
+        state.wake_host(number);
+        drop(state);
+        let engine = Arc::clone(self);
+        let trace = tracing::dispatcher::get_default(Clone::clone);
+        let run = move || {
+            tracing::dispatcher::with_default(&trace, || {
+                engine.await_baton(number);
+                engine.begin(number);
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(program));
+                engine.end_host(number, outcome.err().map(|payload| text_of(&*payload)));
+            });
+        };
+        start_thread(name.to_owned(), run)
+    }
+
+    /// Adds a script. It is polled when it is picked, first at `from`.
+    pub(super) fn script(self: &Arc<Self>, name: &str, from: Time, program: Program) {
+        let mut state = self.state.lock();
+        let number = state.scripts.len();
+        let waker = Waker::from(Arc::new(ScriptWaker { engine: Arc::downgrade(self), number }));
+        let script =
+            Script { name: name.to_owned(), program: Some(program), waker, ready: false, done: false, woken: false };
+        state.scripts.push(script);
+        if from <= state.now {
+            state.wake_script(number);
+        } else {
+            let engine = Arc::downgrade(self);
+            let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_script(number));
+            state.timers.insert(from, Box::new(ring));
+        }
+    }
+
+    /// Lets others run before the program of this host goes on, if that is who calls.
+    pub(super) fn pause(&self) {
+        let mut state = self.state.lock();
+        if state.in_step || state.ending {
+            return;
+        }
+        let me = state.holder;
+        state.wake_host(me);
+        drop(state);
+        self.drive(me);
+    }
+
+    /// Blocks the program that has the baton.
+    pub(super) fn block(self: &Arc<Self>, gate: &Gate, until: Option<Time>) -> Woken {
+        let mut timer = None;
+        let woken = loop {
+            let mut state = self.state.lock();
+            if gate.is_open() {
+                break Woken::Opened;
+            }
+            if state.ending || state.in_step {
+                break Woken::Ended;
+            }
+            if until.is_some_and(|until| until <= state.now) {
+                break Woken::TimedOut;
+            }
+            let me = state.holder;
+            state.blocked.insert(gate.id(), me);
+            state.hosts[me].waits = Some(gate.id());
+            if let (Some(until), None) = (until, timer) {
+                let engine = Arc::downgrade(self);
+                let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_host(me));
+                timer = Some(state.timers.insert(until, Box::new(ring)));
+            }
+            drop(state);
+            if !self.drive(me) {
+                break if gate.is_open() { Woken::Opened } else { Woken::Ended };
+            }
+        };
+        let mut state = self.state.lock();
+        state.blocked.remove(&gate.id());
+        let cancelled = timer.and_then(|timer| state.timers.cancel(timer));
+        drop(state);
+        drop(cancelled);
+        woken
+    }
+
+    /// Runs until nothing can run any more, or the run is over. For host 0, when its own program has ended.
+    pub(super) fn run(&self) {
+        self.drive(MAIN);
+        self.state.lock().stalled = false;
+    }
+
+    /// Lets every host that still blocks go, one after another: each gets an error where it waits.
+    ///
+    /// # Errors
+    /// The name of a host that does not come to its end.
+    pub(super) fn end_hosts(&self) -> Result<(), String> {
+        self.state.lock().ending = true;
+        loop {
+            let mut state = self.state.lock();
+            let Some(next) = state.hosts.iter().skip(1).position(|host| !host.done).map(|at| at + 1) else {
+                return Ok(());
+            };
+            state.forget_ready(TaskId::host(next as u64));
+            state.hand_to(next);
+            state.resumed = Some(next);
+            if !self.await_main(&mut state) {
+                return Err(state.hosts[next].name.clone());
+            }
+        }
+    }
+
+    /// Drops the programs of scripts that have not ended.
+    pub(super) fn end_scripts(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let Some(number) = state.scripts.iter().position(|script| script.program.is_some()) else { return };
+            let program = state.scripts[number].program.take();
+            state.forget_ready(TaskId::script(number as u64));
+            drop(state);
+            drop(program);
+        }
+    }
+
+    /// Takes out everything that can run and every timer, for the end. Drop it without the lock.
+    pub(super) fn clear(&self) -> (Vec<Arc<dyn Runnable>>, TimerQueue) {
+        let mut state = self.state.lock();
+        state.ready.clear();
+        let cells = std::mem::take(&mut state.cells);
+        let actors = cells.into_iter().filter_map(|cell| match cell {
+            Ready::Actor(cell) => Some(cell),
+            _ => None,
+        });
+        let actors = actors.collect();
+        (actors, std::mem::take(&mut state.timers))
+    }
+
+    /// How many steps were made and the time, unless someone is looking.
+    pub(super) fn try_at(&self) -> Option<(u64, Time)> {
+        self.state.try_lock().map(|state| (state.steps, state.now))
+    }
+
+    /// The host or script of this task, for messages.
+    pub(super) fn unfinished(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let hosts = state.hosts.iter().skip(1).filter(|host| !host.done).map(|host| &host.name);
+        let scripts = state.scripts.iter().filter(|script| !script.done).map(|script| &script.name);
+        hosts.chain(scripts).cloned().collect()
+    }
+
+    /// Makes steps until host `me` is to go on. False if nothing can run any more, or the run is over.
+    fn drive(&self, me: usize) -> bool {
+        loop {
+            match self.turn() {
+                Turn::Ran => {}
+                Turn::Host(host) if host == me => {
+                    self.begin(me);
+                    return true;
+                }
+                Turn::Host(host) => {
+                    let mut state = self.state.lock();
+                    state.resumed = Some(host);
+                    state.hand_to(host);
+                    if let Some(went_on) = self.rest(me, state) {
+                        return went_on;
+                    }
+                }
+                Turn::Over if me == MAIN => return false,
+                Turn::Over => {
+                    let mut state = self.state.lock();
+                    state.stalled = true;
+                    state.hand_to(MAIN);
+                    self.main.notify_one();
+                    if let Some(went_on) = self.rest(me, state) {
+                        return went_on;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the baton; `None` if it came for making steps only.
+    fn rest<'a>(&'a self, me: usize, mut state: MutexGuard<'a, State>) -> Option<bool> {
+        if me == MAIN {
+            if !self.await_main(&mut state) {
+                return Some(false);
+            }
+        } else {
+            drop(state);
+            self.await_baton(me);
+            state = self.state.lock();
+        }
+        if state.resumed == Some(me) {
+            let ending = state.ending;
+            drop(state);
+            self.begin(me);
+            return Some(!ending);
+        }
+        (me == MAIN && std::mem::take(&mut state.stalled)).then_some(false)
+    }
+
+    fn await_baton(&self, me: usize) {
+        let mut state = self.state.lock();
+        let awake = Arc::clone(&state.hosts[me].awake);
+        // The thread that has the baton is bounded by its own steps; should host 0 give up, the baton comes too.
+        while state.holder != me {
+            awake.wait(&mut state);
+        }
+    }
+
+    /// False if the baton did not come back in time.
+    fn await_main(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        let mut progress = (state.steps, state.holder);
+        let mut until = Instant::now() + BATON_LIMIT;
+        while state.holder != MAIN {
+            if self.main.wait_until(state, until).timed_out() {
+                if progress == (state.steps, state.holder) {
+                    return false;
+                }
+                progress = (state.steps, state.holder);
+                until = Instant::now() + BATON_LIMIT;
+            }
+        }
+        true
+    }
+
+    /// The program of host `me` goes on.
+    fn begin(&self, me: usize) {
+        let mut state = self.state.lock();
+        state.resumed = None;
+        state.hosts[me].waits = None;
+        state.current = TaskId::host(me as u64);
+        state.holder = me;
+    }
+
+    fn end_host(&self, me: usize, panic: Option<String>) {
+        let mut state = self.state.lock();
+        state.hosts[me].done = true;
+        if let Some(message) = panic {
+            let text = format!("{} panicked: {message}", state.hosts[me].name);
+            state.panics.push(text);
+        }
+        state.hand_to(MAIN);
+        self.main.notify_one();
+    }
+
+    /// Takes one step, or finds the host whose turn it is.
+    fn turn(&self) -> Turn {
+        let mut state = self.state.lock();
+        loop {
+            if state.pruned || state.endless {
+                return Turn::Over;
+            }
+            if let Some(fault) = state.due_fault() {
+                drop(state);
+                self.strike(fault);
+                state = self.state.lock();
+                continue;
+            }
+            if !state.ready.is_empty() {
+                break;
+            }
+            let Some(at) = state.timers.next_at() else { return Turn::Over };
+            state = self.ring(state, at);
+        }
+        let Some((id, cell)) = state.choose() else { return Turn::Over };
+        state.count(id);
+        match cell {
+            Ready::Host(host) => {
+                state.hosts[host].ready = false;
+                return Turn::Host(host);
+            }
+            Ready::Actor(cell) => {
+                state.in_step = true;
+                drop(state);
+                let more = cell.step() == Step::More;
+                let mut state = self.state.lock();
+                state.in_step = false;
+                if more {
+                    state.push(id, Ready::Actor(cell));
+                }
+            }
+            Ready::Link(link) => {
+                let (delivery, more) = state.net.take(link);
+                if let More::At(at) = more {
+                    self.link_due(&mut state, link, at);
+                }
+                state.in_step = true;
+                drop(state);
+                if let Some(delivery) = delivery {
+                    delivery.deliver(self);
+                }
+                self.state.lock().in_step = false;
+            }
+            Ready::Script(number) => self.poll(state, number),
+        }
+        Turn::Ran
+    }
+
+    fn poll(&self, mut state: MutexGuard<'_, State>, number: usize) {
+        let script = &mut state.scripts[number];
+        script.ready = false;
+        script.woken = false;
+        let (program, waker) = (script.program.take(), script.waker.clone());
+        state.in_step = true;
+        drop(state);
+        let Some(mut program) = program else { return };
+        let run = || program.as_mut().poll(&mut Context::from_waker(&waker));
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let mut state = self.state.lock();
+        state.in_step = false;
+        let panic = match polled {
+            Ok(Poll::Pending) => {
+                state.scripts[number].program = Some(program);
+                if state.scripts[number].woken {
+                    state.wake_script(number);
+                }
+                return;
+            }
+            Ok(Poll::Ready(())) => None,
+            Err(payload) => Some(text_of(&*payload)),
+        };
+        state.scripts[number].done = true;
+        if let Some(message) = panic {
+            let text = format!("{} panicked: {message}", state.scripts[number].name);
+            state.panics.push(text);
+        }
+        drop(state);
+        drop(program);
+    }
+
+    /// Moves time to `at` and rings every timer whose time has come.
+    fn ring<'a>(&'a self, mut state: MutexGuard<'a, State>, at: Time) -> MutexGuard<'a, State> {
+        state.now = state.now.max(at);
+        let now = state.now;
+        let (mut rings, mut count) = (Vec::new(), 0_u64);
+        while let Some(ring) = state.timers.pop_due(now) {
+            rings.push(ring);
+            count += 1;
+        }
+        state.digest = mix(state.digest, count);
+        let since = u64::try_from(now.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX);
+        if let Some(prints) = &mut state.prints {
+            prints.time(since);
+        }
+        drop(state);
+        rings.into_iter().for_each(|ring| ring());
+        self.state.lock()
+    }
+
+    /// Time jumps to the next timer, though others can run.
+    pub(super) fn hasten(&self) {
+        let state = self.state.lock();
+        if let Some(at) = state.timers.next_at() {
+            drop(self.ring(state, at));
+        }
+    }
+
+    fn strike(&self, fault: Fault) {
+        self.state.lock().in_step = true;
+        fault.strike(self);
+        self.state.lock().in_step = false;
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("Engine")
+            .field("steps", &state.steps)
+            .field("now", &state.now)
+            .field("ready", &state.ready)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn push(&mut self, id: TaskId, cell: Ready) {
+        debug_assert!(!self.ready.contains(&id), "{id:?} can run already");
+        self.ready.push(id);
+        self.cells.push(cell);
+    }
+
+    /// Takes out the task that goes next. `None`: the run ends here.
+    fn choose(&mut self) -> Option<(TaskId, Ready)> {
+        let index = if self.ready.len() == 1 {
+            0
+        } else {
+            let (prints, now) = (&self.prints, self.now);
+            let state = || prints.as_ref().map_or(0, |prints| prints.state(now));
+            match self.chooser.pick(&self.ready, self.last, state) {
+                Pick::Index(index) => index,
+                Pick::Prune => {
+                    self.pruned = true;
+                    return None;
+                }
+            }
+        };
+        self.digest = mix(self.digest, self.ready.len() as u64);
+        Some((self.ready.swap_remove(index), self.cells.swap_remove(index)))
+    }
+
+    fn count(&mut self, id: TaskId) {
+        self.steps += 1;
+        self.endless |= self.steps >= self.steps_max;
+        self.last = Some(id);
+        self.current = id;
+        self.digest = mix(self.digest, id.bits());
+        if let Some(prints) = &mut self.prints {
+            prints.begin(id);
+        }
+    }
+
+    /// A digest of the run so far: what ran in which order, and what could have.
+    pub(super) const fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Adds to the digest.
+    pub(super) const fn note(&mut self, what: u64) {
+        self.digest = mix(self.digest, what);
+    }
+
+    fn due_fault(&mut self) -> Option<Fault> {
+        self.plan.due(self.steps)
+    }
+
+    fn wake_host(&mut self, host: usize) {
+        if self.hosts[host].done || std::mem::replace(&mut self.hosts[host].ready, true) {
+            return;
+        }
+        self.push(TaskId::host(host as u64), Ready::Host(host));
+    }
+
+    fn wake_script(&mut self, number: usize) {
+        let current = self.current;
+        let script = &mut self.scripts[number];
+        script.woken = true;
+        // While it runs it is not in its place; it is looked at afterwards.
+        if script.program.is_none() || std::mem::replace(&mut script.ready, true) {
+            return;
+        }
+        if let Some(prints) = &mut self.prints
+            && current != TaskId::script(number as u64)
+        {
+            prints.touch(TaskId::script(number as u64));
+        }
+        self.push(TaskId::script(number as u64), Ready::Script(number));
+    }
+
+    fn forget_ready(&mut self, id: TaskId) {
+        if let Some(index) = self.ready.iter().position(|ready| *ready == id) {
+            self.ready.swap_remove(index);
+            self.cells.swap_remove(index);
+        }
+    }
+
+    fn hand_to(&mut self, host: usize) {
+        self.holder = host;
+        self.hosts[host].awake.notify_one();
+    }
+}
+
+impl Host {
+    fn new(name: String) -> Self {
+        Self { name, awake: Arc::new(Condvar::new()), done: false, ready: false, waits: None }
+    }
+}
+
+struct ScriptWaker {
+    engine: Weak<Engine>,
+    number: usize,
+}
+
+impl Wake for ScriptWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(engine) = self.engine.upgrade() {
+            engine.state.lock().wake_script(self.number);
+        }
+    }
+}
