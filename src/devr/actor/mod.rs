@@ -146,7 +146,10 @@ impl Drop for CommActor {
         drop(self.core.collectives.lock().take());
         self.core.closed.store(true, Ordering::Release);
         let failure = self.core.failure("no operation", Phase::Idle, FailureCause::RuntimeEnded);
-        self.core.watch.fail(Error::Failed(failure));
+        let error = Error::Failed(failure);
+        self.core.watch.fail(error.clone());
+        // Without it `status` would show a rank that nobody drives any more as idle.
+        self.core.board.failed(error);
         if !(matches!(self.mode, Mode::Closing) && self.clean) {
             failing::say_farewell(&endpoint, &FailureCause::RuntimeEnded);
         }
