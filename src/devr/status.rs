@@ -202,6 +202,12 @@ impl Board {
         }
     }
 
+    /// Rounds and messages that this rank has sent, and batches that have ended.
+    pub(crate) fn sent(&self) -> (u64, u64, u64) {
+        let inner = self.inner.lock();
+        (inner.status.rounds, inner.status.messages, inner.status.batches)
+    }
+
     /// How the latest batches ended, each with its number, and whether the communicator has failed or is closed.
     pub(crate) fn history(&self) -> (Vec<(u64, Ending)>, bool) {
         let inner = self.inner.lock();

@@ -267,6 +267,21 @@ impl World {
         state.note(mix_bytes(before, what.as_bytes()));
     }
 
+    pub(super) fn note_number(&self, what: u64) {
+        self.engine.state().note(what);
+    }
+
+    /// How late the program of a rank begins.
+    pub(super) fn late(&self, rank: u64) -> Option<Duration> {
+        let late = self.engine.state().plan.late;
+        late.filter(|(who, _)| *who as u64 == rank).map(|(_, after)| after)
+    }
+
+    /// Whether the faults of this run may make an operation fail.
+    pub(super) fn may_fail(&self) -> bool {
+        self.engine.state().plan.may_fail
+    }
+
     /// Fails the run.
     pub fn fail(&self, what: impl Into<String>) {
         self.inner.lock().failures.push(what.into());
