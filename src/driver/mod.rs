@@ -4,9 +4,10 @@
 //! of one is a handle of the other. Physical memory is created, exported and imported by handle, and becomes
 //! addressable by mapping it into a reserved range. Nothing here knows of ranks or windows.
 //!
-//! Implementations: [`host`] (sealed memfd and `mmap`), [`faulty`] (wraps another one and fails the n-th
-//! call of a kind), [`multicast`] (bookkeeping of multicast objects, so that their order of steps is tested
-//! without hardware). [`buffers`] carves buffers from a few large allocations of any of them.
+//! Implementations: [`host`] (sealed memfd and `mmap`), [`null`] (bookkeeping without memory, for simulations of
+//! thousands of devices), [`faulty`] (wraps another one and fails the n-th call of a kind), [`multicast`]
+//! (bookkeeping of multicast objects, so that their order of steps is tested without hardware). [`buffers`] carves
+//! buffers from a few large allocations of any of them.
 //!
 //! Contract for every implementation:
 //! - Calls return; none waits for a peer or for a user's kernel (P-7).
@@ -30,6 +31,7 @@ pub mod cuda;
 pub mod faulty;
 pub mod host;
 pub mod multicast;
+pub mod null;
 #[cfg(target_arch = "x86_64")]
 mod vectors;
 pub(crate) mod words;

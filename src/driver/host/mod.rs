@@ -20,7 +20,7 @@ use crate::driver::{
 mod address_space;
 mod limits;
 mod memory;
-mod stream;
+pub(in crate::driver) mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -1,4 +1,4 @@
-//! Streams of the host device: what is queued runs at once, in the caller.
+//! Streams of the host device, and of the null device: what is queued runs at once, in the caller.
 //!
 //! Copies and fills are small (device structs, tables, zeroes), so a queue of their own would cost more than
 //! the work. Order follows from that, and every event has passed when it is recorded.
@@ -9,7 +9,7 @@ use crate::driver::{DeviceProblem, Event, Stream};
 
 /// The streams and events that are alive. Numbers are never used twice.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(in crate::driver) struct Streams {
     /// The last number handed out, of streams and events together.
     last: u64,
     streams: BTreeSet<u64>,
@@ -18,22 +18,22 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    pub(super) fn create(&mut self) -> Stream {
+    pub(in crate::driver) fn create(&mut self) -> Stream {
         let stream = self.next();
         self.streams.insert(stream);
         Stream(stream)
     }
 
-    pub(super) fn destroy(&mut self, stream: Stream) -> Result<(), DeviceProblem> {
+    pub(in crate::driver) fn destroy(&mut self, stream: Stream) -> Result<(), DeviceProblem> {
         self.events.retain(|_, of| *of != stream.0);
         if self.streams.remove(&stream.0) { Ok(()) } else { Err(unknown(stream.0)) }
     }
 
-    pub(super) fn check(&self, stream: Stream) -> Result<(), DeviceProblem> {
+    pub(in crate::driver) fn check(&self, stream: Stream) -> Result<(), DeviceProblem> {
         if self.streams.contains(&stream.0) { Ok(()) } else { Err(unknown(stream.0)) }
     }
 
-    pub(super) fn record(&mut self, stream: Stream) -> Result<Event, DeviceProblem> {
+    pub(in crate::driver) fn record(&mut self, stream: Stream) -> Result<Event, DeviceProblem> {
         self.check(stream)?;
         let event = self.next();
         self.events.insert(event, stream.0);
@@ -41,15 +41,15 @@ impl Streams {
     }
 
     /// Always yes, once.
-    pub(super) fn done(&mut self, event: Event) -> Result<bool, DeviceProblem> {
+    pub(in crate::driver) fn done(&mut self, event: Event) -> Result<bool, DeviceProblem> {
         if self.events.remove(&event.0).is_some() { Ok(true) } else { Err(unknown(event.0)) }
     }
 
-    pub(super) fn stream_count(&self) -> usize {
+    pub(in crate::driver) fn stream_count(&self) -> usize {
         self.streams.len()
     }
 
-    pub(super) fn event_count(&self) -> usize {
+    pub(in crate::driver) fn event_count(&self) -> usize {
         self.events.len()
     }
 
