@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 pub use config::Config;
 use create::Process;
 
-use crate::actors::{Addr, Lost, Ticket};
+use crate::actors::{Addr, Lost, Runtime, Ticket};
 use crate::devr::core::Core;
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::dev_comm_handle::DevComm;
@@ -183,6 +183,13 @@ impl Communicator {
             deadline: core.deadline,
         };
         Ok(rank.start(&self.shared.process))
+    }
+
+    /// What runs its actor. Threads that a program starts through it ([`Runtime::host`]) are part of the schedule where
+    /// this is a simulation.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.shared.core.runtime
     }
 
     /// The communicator's name.
@@ -383,7 +390,8 @@ impl Communicator {
         let core = &self.shared.core;
         let (reply, ticket) = core.runtime.reply();
         if self.shared.actor.queue(CommMsg::Finalize(reply)).is_err() {
-            return Err(core.closed());
+            // This handle has not closed it, so its actor was ended: the error says why.
+            return Err(self.shared.lost());
         }
         Ok(ticket)
     }

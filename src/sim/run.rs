@@ -221,7 +221,8 @@ impl Sim {
         broken.append(&mut world.inner.lock().failures);
         panic_out(&engine, &mut broken);
         drop(world.take_fleets());
-        let over = pruned || endless;
+        let kept = std::mem::take(&mut world.inner.lock().kept);
+        let over = pruned || endless || !kept.is_empty();
         let mut run = Run::new(&engine, broken, drawn);
         run.traffic = Traffic::of(&world);
         if !over {
@@ -229,6 +230,7 @@ impl Sim {
             run.broken.extend(oracle::leaks(&world, undo_may_fail));
         }
         end(&engine);
+        drop(kept);
         for runtime in world.runtimes() {
             runtime.shut_down();
         }

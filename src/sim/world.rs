@@ -94,7 +94,6 @@ pub(super) struct WatchedRank {
     pub(super) comm: String,
     pub(super) rank: u32,
     pub(super) team: u32,
-    pub(super) process: usize,
     pub(super) board: Arc<Board>,
     pub(super) core: Weak<Core>,
 }
@@ -116,6 +115,8 @@ pub(super) struct Inner {
     pub(super) ranks: Vec<WatchedRank>,
     /// What programs reported.
     pub(super) failures: Vec<String>,
+    /// Communicators that are still there when the world ends.
+    pub(super) kept: Vec<Communicator>,
 }
 
 impl World {
@@ -164,7 +165,6 @@ impl World {
             comm: format!("{} ({:?})", agreed.name, core.id),
             rank: agreed.rank.get(),
             team: agreed.team(),
-            process: agreed.process(agreed.rank).index(),
             board: Arc::clone(&core.board),
             core: Arc::downgrade(core),
         });
@@ -226,6 +226,12 @@ impl World {
     /// As [`Communicator::finalize`].
     pub async fn finalize(comm: Communicator) -> Result<()> {
         comm.finalize_undrained().await
+    }
+
+    /// Keeps communicators until the world ends, which then says no goodbyes: in a world of thousands of ranks these
+    /// would be most of the steps. What is left at the end is not looked at.
+    pub fn keep(&self, comms: Vec<Communicator>) {
+        self.inner.lock().kept.extend(comms);
     }
 
     /// Kills a process of the world, by its number: its peers hear so behind what it had sent.
