@@ -11,11 +11,10 @@ use crate::device::peer::View;
 use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
-use crate::devr::index::Node;
 use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
-use crate::devr::window::{Place, Window, WindowEntry};
+use crate::devr::window::{Counted, Place, Window};
 use crate::driver::DeviceError;
 use crate::error::{Misuse, Reason};
 
@@ -94,15 +93,16 @@ pub(crate) fn commit(
     if let Some(objects) = state.objects.as_mut() {
         objects.publish(&entries)?;
     }
-    core.index.publish(outputs.iter().filter_map(Output::node).collect());
+    let windows: Vec<_> = outputs.iter().filter_map(Output::counted).collect();
+    core.index.publish(&windows);
     core.board.committed(&state);
     Ok(outputs)
 }
 
 impl Output {
-    fn node(&self) -> Option<Arc<Node<WindowEntry>>> {
+    fn counted(&self) -> Option<Arc<Counted>> {
         match self {
-            Self::Window(window) => window.node(),
+            Self::Window(window) => Some(Arc::clone(window.counted())),
             Self::DevComm(_) => None,
         }
     }

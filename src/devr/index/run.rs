@@ -1,0 +1,169 @@
+//! Runs: windows in order, in which a search finds the innermost.
+
+use std::cmp::Reverse;
+use std::iter;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::directory::Directory;
+
+/// How far inside a window is: of two windows that hold a range, the one of the greater rank is the inner one.
+pub(super) type InnerRank = (usize, Reverse<usize>);
+
+/// A window as runs are made of it.
+pub(super) struct Entry<T> {
+    pub(super) base: usize,
+    /// The address of its last byte.
+    pub(super) last: usize,
+    /// When it was published: orders windows with equal bounds, the last one innermost.
+    pub(super) number: u64,
+    pub(super) window: Weak<T>,
+}
+
+impl<T> Entry<T> {
+    pub(super) fn order(&self) -> (InnerRank, u64) {
+        ((self.base, Reverse(self.last)), self.number)
+    }
+}
+
+/// A window in a run. All that a search reads of it is in one cache line.
+#[repr(align(32))]
+pub(super) struct Cell<T> {
+    base: usize,
+    last: usize,
+    pub(super) window: Weak<T>,
+    /// The greatest earlier place whose window ends behind this one, or [`NONE`].
+    outer: u32,
+    removed: AtomicBool,
+}
+
+impl<T> Cell<T> {
+    pub(super) fn rank(&self) -> InnerRank {
+        (self.base, Reverse(self.last))
+    }
+
+    fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+}
+
+/// No window ends behind it.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Windows by rank and number, never changed but for their marks.
+pub(super) struct Run<T> {
+    directory: Directory,
+    cells: Box<[Cell<T>]>,
+    /// `numbers[i]` is the number of the window in `cells[i]`. For writers alone.
+    numbers: Box<[u64]>,
+}
+
+impl<T> Run<T> {
+    pub(super) fn new(entries: Vec<Entry<T>>) -> Self {
+        let outer = previous_greater(entries.iter().map(|entry| entry.last));
+        let numbers = entries.iter().map(|entry| entry.number).collect();
+        let cell = |(Entry { base, last, window, .. }, outer)| Cell {
+            base,
+            last,
+            window,
+            outer,
+            removed: AtomicBool::new(false),
+        };
+        let cells: Box<[_]> = entries.into_iter().zip(outer).map(cell).collect();
+        Self { directory: Directory::new(cells.iter().map(|cell| cell.base)), cells, numbers }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The first byte of all its windows.
+    pub(super) fn first(&self) -> usize {
+        self.cells.first().map_or(0, |cell| cell.base)
+    }
+
+    /// The last byte of all its windows.
+    pub(super) fn last(&self) -> usize {
+        self.cells.iter().map(|cell| cell.last).max().unwrap_or(0)
+    }
+
+    /// The number of the window published first.
+    pub(super) fn oldest(&self) -> u64 {
+        self.numbers.iter().copied().min().unwrap_or(0)
+    }
+
+    /// The innermost window that holds a range, of those that are not removed and that the caller wants. Says of each
+    /// that it passes by.
+    pub(super) fn innermost(
+        &self,
+        address: usize,
+        last: usize,
+        wanted: impl Fn(&Cell<T>) -> bool,
+        mut passed: impl FnMut(),
+    ) -> Option<&Cell<T>> {
+        let (from, to) = self.directory.around(address);
+        let mut behind = from + self.cells[from..to].partition_point(|cell| cell.base <= address);
+        while let Some(i) = behind.checked_sub(1) {
+            let cell = &self.cells[i];
+            if cell.last < last {
+                // So are all between `outer` and `i`.
+                behind = if cell.outer == NONE { 0 } else { cell.outer as usize + 1 };
+            } else if !cell.is_removed() && wanted(cell) {
+                return Some(cell);
+            } else {
+                passed();
+                behind = i;
+            }
+        }
+        None
+    }
+
+    /// Marks a window as removed. Says whether it was there and not marked.
+    pub(super) fn remove(&self, base: usize, last: usize, number: u64) -> bool {
+        let rank = (base, Reverse(last));
+        let (from, to) = self.directory.around(base);
+        let start = from + self.cells[from..to].partition_point(|cell| cell.rank() < rank);
+        let end = start + self.cells[start..to].partition_point(|cell| cell.rank() == rank);
+        let place = self.numbers[start..end].binary_search(&number);
+        place.is_ok_and(|i| !self.cells[start + i].removed.swap(true, Ordering::AcqRel))
+    }
+
+    /// All windows that are not removed.
+    pub(super) fn living(&self) -> impl Iterator<Item = Entry<T>> {
+        let all = self.cells.iter().zip(&self.numbers);
+        all.filter(|(cell, _)| !cell.is_removed()).map(|(cell, &number)| Entry {
+            base: cell.base,
+            last: cell.last,
+            number,
+            window: Weak::clone(&cell.window),
+        })
+    }
+
+    /// The living of this run and what was published after it, in order, in linear time.
+    pub(super) fn merge(&self, fresh: Vec<Entry<T>>) -> Vec<Entry<T>> {
+        let mut merged = Vec::with_capacity(self.len() + fresh.len());
+        let mut left = self.living().peekable();
+        let mut right = fresh.into_iter().peekable();
+        merged.extend(iter::from_fn(|| {
+            let from_left = match (left.peek(), right.peek()) {
+                (Some(a), Some(b)) => a.order() <= b.order(),
+                (a, _) => a.is_some(),
+            };
+            if from_left { left.next() } else { right.next() }
+        }));
+        merged
+    }
+}
+
+pub(super) fn previous_greater(lasts: impl Iterator<Item = usize>) -> Vec<u32> {
+    let mut stack: Vec<(u32, usize)> = Vec::new();
+    let outer = lasts.zip(0..).map(|(last, i)| {
+        while stack.last().is_some_and(|&(_, other)| other <= last) {
+            stack.pop();
+        }
+        let outer = stack.last().map_or(NONE, |&(j, _)| j);
+        stack.push((i, last));
+        outer
+    });
+    outer.collect()
+}
