@@ -138,9 +138,7 @@ impl<T> WindowIndex<T> {
         // Under the lock, so a number that is given is seen.
         let number = node.number.load(Ordering::Relaxed);
         let snapshot = self.published.load();
-        // Runs are in order of publication.
-        let holder = snapshot.runs.iter().rfind(|holder| holder.run.oldest() <= number);
-        if !holder.is_some_and(|holder| holder.run.remove(node.base, node.last, number)) {
+        if !snapshot.run_of(number).is_some_and(|run| run.remove(node.base, node.last, number)) {
             return false;
         }
         let living = self.living.fetch_sub(1, Ordering::Release) - 1;

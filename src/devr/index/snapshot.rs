@@ -14,18 +14,20 @@ pub(super) struct Snapshot<T> {
 pub(super) struct Bounded<T> {
     first: usize,
     last: usize,
+    /// The number of the window that was published first.
+    oldest: u64,
     pub(super) run: Arc<Run<T>>,
 }
 
 impl<T> Bounded<T> {
     pub(super) fn new(run: Run<T>) -> Self {
-        Self { first: run.first(), last: run.last(), run: Arc::new(run) }
+        Self { first: run.first(), last: run.last(), oldest: run.oldest(), run: Arc::new(run) }
     }
 }
 
 impl<T> Clone for Bounded<T> {
     fn clone(&self) -> Self {
-        Self { first: self.first, last: self.last, run: Arc::clone(&self.run) }
+        Self { run: Arc::clone(&self.run), ..*self }
     }
 }
 
@@ -37,6 +39,11 @@ pub(super) struct Found<T> {
 }
 
 impl<T> Snapshot<T> {
+    /// The run that has the window of this number, if one has it.
+    pub(super) fn run_of(&self, number: u64) -> Option<&Run<T>> {
+        self.runs.iter().rfind(|bounded| bounded.oldest <= number).map(|bounded| &*bounded.run)
+    }
+
     /// The innermost window that holds a range, if a handle of it can be had.
     pub(super) fn find(&self, address: usize, last: usize) -> Found<T> {
         let mut met_removed = false;
@@ -62,7 +69,7 @@ impl<T> Snapshot<T> {
         mut passed: impl FnMut(),
     ) -> Option<&Cell<T>> {
         let mut innermost: Option<&Cell<T>> = None;
-        for Bounded { first, last: end, run } in &self.runs {
+        for Bounded { first, last: end, run, .. } in &self.runs {
             if address < *first || *end < last {
                 continue;
             }
