@@ -62,6 +62,8 @@ impl<T> Run<T> {
     pub(super) fn new(entries: Vec<Entry<T>>) -> Self {
         let outer = previous_greater(entries.iter().map(|entry| entry.last));
         let numbers = entries.iter().map(|entry| entry.number).collect();
+        let bases: Vec<_> = entries.iter().map(|entry| entry.base).collect();
+        let directory = Directory::new(&bases);
         let cell = |(Entry { base, last, window, .. }, outer)| Cell {
             base,
             last,
@@ -70,7 +72,7 @@ impl<T> Run<T> {
             removed: AtomicBool::new(false),
         };
         let cells: Box<[_]> = entries.into_iter().zip(outer).map(cell).collect();
-        Self { directory: Directory::new(cells.iter().map(|cell| cell.base)), cells, numbers }
+        Self { directory, cells, numbers }
     }
 
     pub(super) fn len(&self) -> usize {
