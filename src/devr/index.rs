@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use reader::Published;
 pub use reader::Reader;
 use run::{Entry, Run};
-use snapshot::{Bounded, Snapshot};
+use snapshot::{Runs, Snapshot};
 
 /// Where a window is, and which one of those there: its owner removes it by this.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl<T> WindowIndex<T> {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            published: Arc::new(ArcSwap::from_pointee(Snapshot { runs: Vec::new() })),
+            published: Arc::new(ArcSwap::from_pointee(Snapshot { runs: Runs::new() })),
             living: AtomicUsize::new(0),
             writer: Mutex::new(Writer { numbers: 0, dead: 0, retired: Vec::new() }),
         }
@@ -118,15 +118,16 @@ impl<T> WindowIndex<T> {
         }
         let fresh = entries.len();
         entries.sort_by_key(Entry::order);
-        let mut runs = Vec::clone(&self.published.load().runs);
-        while let Some(last) = runs.pop_if(|last| last.run.len() < entries.len().saturating_mul(MERGE_RATIO))
+        let mut runs = self.published.load().runs.clone();
+        while let Some(run) = runs.last().filter(|run| run.len() < entries.len().saturating_mul(MERGE_RATIO))
         {
-            let both = last.run.len() + entries.len();
-            entries = last.run.merge(entries);
+            let both = run.len() + entries.len();
+            entries = run.merge(entries);
             writer.dead -= both - entries.len();
+            runs.pop();
         }
         if !entries.is_empty() {
-            runs.push(Bounded::new(Run::new(entries)));
+            runs.push(Run::new(entries));
         }
         self.living.fetch_add(fresh, Ordering::Release);
         writer.store(&self.published, runs);
@@ -144,8 +145,8 @@ impl<T> WindowIndex<T> {
         let living = self.living.fetch_sub(1, Ordering::Release) - 1;
         writer.dead += 1;
         if writer.dead > living / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT {
-            let living = snapshot.runs.iter().rfold(Vec::new(), |living, holder| holder.run.merge(living));
-            let run = (!living.is_empty()).then(|| Bounded::new(Run::new(living)));
+            let living = snapshot.runs.iter().rfold(Vec::new(), |living, run| run.merge(living));
+            let run = (!living.is_empty()).then(|| Run::new(living));
             drop(snapshot);
             writer.store(&self.published, run.into_iter().collect());
             writer.dead = 0;
@@ -194,7 +195,7 @@ impl<T> WindowIndex<T> {
     /// The windows that are open now, by base, outer ones before those inside. For status reports.
     pub fn iter(&self) -> impl Iterator<Item = Arc<T>> {
         let snapshot = self.published.load();
-        let mut entries: Vec<_> = snapshot.runs.iter().flat_map(|holder| holder.run.living()).collect();
+        let mut entries: Vec<_> = snapshot.runs.iter().flat_map(Run::living).collect();
         entries.sort_by_key(Entry::order);
         entries.into_iter().filter_map(|entry| entry.window.upgrade())
     }
@@ -209,13 +210,13 @@ impl<T> Default for WindowIndex<T> {
 impl<T> Drop for WindowIndex<T> {
     fn drop(&mut self) {
         // A reader keeps where this was published.
-        self.published.store(Arc::new(Snapshot { runs: Vec::new() }));
+        self.published.store(Arc::new(Snapshot { runs: Runs::new() }));
     }
 }
 
 impl<T> fmt::Debug for WindowIndex<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs: Vec<usize> = self.published.load().runs.iter().map(|holder| holder.run.len()).collect();
+        let runs: Vec<usize> = self.published.load().runs.iter().map(Run::len).collect();
         let living = self.living.load(Ordering::Acquire);
         f.debug_struct("WindowIndex").field("living", &living).field("runs", &runs).finish_non_exhaustive()
     }
@@ -241,7 +242,7 @@ struct Writer<T> {
 }
 
 impl<T> Writer<T> {
-    fn store(&mut self, published: &Published<T>, runs: Vec<Bounded<T>>) {
+    fn store(&mut self, published: &Published<T>, runs: Runs<T>) {
         self.retired.push(published.swap(Arc::new(Snapshot { runs })));
         self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
     }

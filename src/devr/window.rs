@@ -34,8 +34,8 @@ use crate::ids::{LsaRank, Rank};
 #[derive(Clone)]
 pub struct Window(Arc<Counted>);
 
-/// What handles count. Apart from the rest, so that the counts of many windows lie close together: a lookup touches
-/// nothing else of a window.
+/// What handles count. Apart from the rest, so that the counts of many windows may lie close together: a lookup
+/// touches nothing else of a window. Threads that look up neighbours share a line for that.
 #[derive(Debug)]
 pub(crate) struct Counted(Box<Inner>);
 
@@ -91,17 +91,18 @@ pub(crate) struct Inner {
 }
 
 impl Window {
-    pub(crate) fn open(
+    /// A window that has no handle yet.
+    pub(crate) fn make(
         core: &Arc<Core>,
         place: Place,
         mut request: WindowRequest,
         sizes: Option<Arc<[u64]>>,
-    ) -> Self {
+    ) -> Box<Inner> {
         let keep = Mutex::new(request.keep.take());
         if let Some(sizes) = &sizes {
             core.sizes.write().insert(place.struct_address as u64, Arc::clone(sizes));
         }
-        Self(Arc::new(Counted(Box::new(Inner {
+        Box::new(Inner {
             core: Arc::clone(core),
             node: Node::new(request.address, request.size),
             place,
@@ -109,7 +110,12 @@ impl Window {
             keep,
             sizes,
             closed: AtomicBool::new(false),
-        }))))
+        })
+    }
+
+    /// The first handle.
+    pub(crate) fn open(inner: Box<Inner>) -> Self {
+        Self(Arc::new(Counted(inner)))
     }
 
     /// The innermost open window that holds all of a range.

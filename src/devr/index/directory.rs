@@ -1,19 +1,22 @@
 //! Where in a sorted list an address would be, without halving the list again and again.
 
+use std::sync::Arc;
+
 /// The addresses from the first to the last of a sorted list, cut into about as many buckets of one size as the list
 /// has addresses, and where in the list each bucket begins. What is searched then is one bucket.
 ///
 /// Addresses that are close together in places far from each other crowd a few buckets. Such a bucket has a directory
 /// of its own, and so on for a few levels. What is crowded even then is searched by halving, as the list would be.
+#[derive(Clone)]
 pub(super) struct Directory {
     /// The least address.
     first: usize,
     /// A bucket has two to the power of this many addresses.
     shift: u32,
     /// `starts[b]` is where in the list bucket `b` begins. One more than there are buckets: the last is the end.
-    starts: Box<[u32]>,
+    starts: Arc<[u32]>,
     /// The buckets with directories of their own, in order.
-    crowded: Box<[(usize, Self)]>,
+    crowded: Arc<[(usize, Self)]>,
 }
 
 impl Directory {
@@ -41,7 +44,7 @@ impl Directory {
             at += part.len();
         }
         starts.resize(bucket(first + span) + 2, place(at));
-        Self { first, shift, starts: starts.into_boxed_slice(), crowded: crowded.into_boxed_slice() }
+        Self { first, shift, starts: starts.into(), crowded: crowded.into() }
     }
 
     /// A part of the list: all before it is below the address, and all behind it is above.

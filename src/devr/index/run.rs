@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 use std::iter;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::directory::Directory;
 
@@ -50,20 +50,37 @@ impl<T> Cell<T> {
 /// No window ends behind it.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Windows by rank and number, never changed but for their marks.
+/// Windows by rank and number, never changed but for their marks. Clones share them.
 pub(super) struct Run<T> {
+    /// The first byte of all its windows.
+    first: usize,
+    /// The last byte of all its windows.
+    last: usize,
     directory: Directory,
-    cells: Box<[Cell<T>]>,
+    cells: Arc<[Cell<T>]>,
     /// `numbers[i]` is the number of the window in `cells[i]`. For writers alone.
-    numbers: Box<[u64]>,
+    numbers: Arc<[u64]>,
+    /// The number of the window that was published first.
+    oldest: u64,
+}
+
+impl<T> Clone for Run<T> {
+    fn clone(&self) -> Self {
+        Self {
+            directory: self.directory.clone(),
+            cells: Arc::clone(&self.cells),
+            numbers: Arc::clone(&self.numbers),
+            ..*self
+        }
+    }
 }
 
 impl<T> Run<T> {
+    /// Of windows in order.
     pub(super) fn new(entries: Vec<Entry<T>>) -> Self {
-        let outer = previous_greater(entries.iter().map(|entry| entry.last));
-        let numbers = entries.iter().map(|entry| entry.number).collect();
         let bases: Vec<_> = entries.iter().map(|entry| entry.base).collect();
-        let directory = Directory::new(&bases);
+        let numbers: Arc<[_]> = entries.iter().map(|entry| entry.number).collect();
+        let outer = previous_greater(entries.iter().map(|entry| entry.last));
         let cell = |(Entry { base, last, window, .. }, outer)| Cell {
             base,
             last,
@@ -71,27 +88,33 @@ impl<T> Run<T> {
             outer,
             removed: AtomicBool::new(false),
         };
-        let cells: Box<[_]> = entries.into_iter().zip(outer).map(cell).collect();
-        Self { directory, cells, numbers }
+        Self {
+            first: bases.first().copied().unwrap_or(usize::MAX),
+            last: entries.iter().map(|entry| entry.last).max().unwrap_or(0),
+            directory: Directory::new(&bases),
+            oldest: numbers.iter().copied().min().unwrap_or(u64::MAX),
+            numbers,
+            cells: entries.into_iter().zip(outer).map(cell).collect(),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.cells.len()
     }
 
-    /// The first byte of all its windows.
-    pub(super) fn first(&self) -> usize {
-        self.cells.first().map_or(0, |cell| cell.base)
+    /// Whether a window might hold a range. Touches none of them.
+    pub(super) fn may_hold(&self, address: usize, last: usize) -> bool {
+        self.first <= address && last <= self.last
     }
 
-    /// The last byte of all its windows.
-    pub(super) fn last(&self) -> usize {
-        self.cells.iter().map(|cell| cell.last).max().unwrap_or(0)
+    /// Whether a window of this number, if there is one, is in this run or a later one.
+    pub(super) fn begins_before(&self, number: u64) -> bool {
+        self.oldest <= number
     }
 
-    /// The number of the window published first.
-    pub(super) fn oldest(&self) -> u64 {
-        self.numbers.iter().copied().min().unwrap_or(0)
+    #[cfg(test)]
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.cells, &other.cells)
     }
 
     /// The innermost window that holds a range, of those that are not removed and that the caller wants. Says of each
@@ -132,7 +155,7 @@ impl<T> Run<T> {
 
     /// All windows that are not removed.
     pub(super) fn living(&self) -> impl Iterator<Item = Entry<T>> {
-        let all = self.cells.iter().zip(&self.numbers);
+        let all = self.cells.iter().zip(self.numbers.iter());
         all.filter(|(cell, _)| !cell.is_removed()).map(|(cell, &number)| Entry {
             base: cell.base,
             last: cell.last,

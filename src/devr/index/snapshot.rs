@@ -3,33 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use smallvec::SmallVec;
+
 use super::run::{Cell, Run};
 
 /// What a lookup sees: runs in order of publication, each at least [`super::MERGE_RATIO`] times as long as the next.
 pub(super) struct Snapshot<T> {
-    pub(super) runs: Vec<Bounded<T>>,
+    pub(super) runs: Runs<T>,
 }
 
-/// A run and, beside the reference to it, where its windows are: lookups elsewhere do not touch it.
-pub(super) struct Bounded<T> {
-    first: usize,
-    last: usize,
-    /// The number of the window that was published first.
-    oldest: u64,
-    pub(super) run: Arc<Run<T>>,
-}
-
-impl<T> Bounded<T> {
-    pub(super) fn new(run: Run<T>) -> Self {
-        Self { first: run.first(), last: run.last(), oldest: run.oldest(), run: Arc::new(run) }
-    }
-}
-
-impl<T> Clone for Bounded<T> {
-    fn clone(&self) -> Self {
-        Self { run: Arc::clone(&self.run), ..*self }
-    }
-}
+/// A few of them without a heap, so that a lookup has one reference less to follow.
+pub(super) type Runs<T> = SmallVec<[Run<T>; 4]>;
 
 /// What one lookup found in one snapshot.
 pub(super) struct Found<T> {
@@ -41,7 +25,7 @@ pub(super) struct Found<T> {
 impl<T> Snapshot<T> {
     /// The run that has the window of this number, if one has it.
     pub(super) fn run_of(&self, number: u64) -> Option<&Run<T>> {
-        self.runs.iter().rfind(|bounded| bounded.oldest <= number).map(|bounded| &*bounded.run)
+        self.runs.iter().rfind(|run| run.begins_before(number))
     }
 
     /// The innermost window that holds a range, if a handle of it can be had.
@@ -69,10 +53,7 @@ impl<T> Snapshot<T> {
         mut passed: impl FnMut(),
     ) -> Option<&Cell<T>> {
         let mut innermost: Option<&Cell<T>> = None;
-        for Bounded { first, last: end, run, .. } in &self.runs {
-            if address < *first || *end < last {
-                continue;
-            }
+        for run in self.runs.iter().filter(|run| run.may_hold(address, last)) {
             let found = run.innermost(address, last, &wanted, &mut passed);
             // Of equal ranks the later run has the later window.
             if let Some(cell) = found

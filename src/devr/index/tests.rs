@@ -68,12 +68,12 @@ impl Numbered {
     }
 
     /// The runs of the newest snapshot.
-    fn runs(&self) -> Vec<Arc<Run<Window>>> {
-        self.index.published.load().runs.iter().map(|holder| Arc::clone(&holder.run)).collect()
+    fn runs(&self) -> Runs<Window> {
+        self.index.published.load().runs.clone()
     }
 
     fn cells(&self) -> usize {
-        self.runs().iter().map(|run| run.len()).sum()
+        self.runs().iter().map(Run::len).sum()
     }
 }
 
@@ -224,13 +224,13 @@ fn a_handle_that_a_lookup_held_last_leaves_the_index_as_it_goes() {
 fn a_thousand_cycles_beside_open_windows_copy_few_of_them() {
     let open = 10_000usize;
     let index = index_of(&(0..open).map(|i| (i * 64, 64)).collect::<Vec<_>>());
-    let large = Arc::clone(&index.runs()[0]);
+    let large = index.runs()[0].clone();
     let mut rebuilt = 0;
     for id in 0..1_000u64 {
         index.publish(vec![(64 * open, 64, 1_000_000 + id)]);
         let runs = index.runs();
         assert!(runs.len() <= 8, "{index:?}");
-        rebuilt += usize::from(!Arc::ptr_eq(&runs[0], &large));
+        rebuilt += usize::from(!runs[0].is_same(&large));
         assert!(index.remove(1_000_000 + id));
     }
     assert_eq!((rebuilt, index.len()), (0, open));
