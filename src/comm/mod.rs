@@ -22,7 +22,7 @@ use crate::devr::mail::CommMsg;
 use crate::devr::request::Batch;
 use crate::devr::status::Status;
 use crate::devr::team::Team;
-use crate::devr::window::{Window, WindowEntry};
+use crate::devr::window::Window;
 use crate::driver::{DeviceError, DeviceInfo};
 use crate::driver::buffers::{Buffer, BufferAllocator};
 use crate::error::{Error, Misuse, Peer, Result};
@@ -320,7 +320,7 @@ impl Communicator {
     /// buffers. Waits for nobody and takes no lock.
     #[must_use]
     pub fn find_window(&self, address: *const u8, len: usize) -> Option<Window> {
-        self.shared.core.index.find_map(address.addr(), len, WindowEntry::window)
+        Window::find(&self.shared.core.index, address.addr(), len)
     }
 
     /// The collectives' own device communicator, once a window with [`WindowFlags::COLL_SYMMETRIC`] has brought it

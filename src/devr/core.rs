@@ -24,7 +24,7 @@ use super::replicated::Replicated;
 use super::rounds::Rounds;
 use super::status::Board;
 use super::turns::Turns;
-use super::window::WindowEntry;
+use super::window::Counted;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
 use crate::device::Watch;
@@ -46,7 +46,7 @@ pub(crate) struct Core {
     /// How kernels and barriers learn of a failure.
     pub(crate) watch: Arc<Watch>,
     /// The windows of this rank by address.
-    pub(crate) index: WindowIndex<WindowEntry>,
+    pub(crate) index: WindowIndex<Counted>,
     /// What arrived of the rounds.
     pub(crate) rounds: Rounds,
     /// What `status` shows.
