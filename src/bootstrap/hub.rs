@@ -181,7 +181,7 @@ impl Hub {
     pub(crate) fn post(&self, process: ProcessId, outgoing: Outgoing) {
         let Some(link) = self.shared().links.get(&process) else { return };
         // Where no event of the socket will wake the I/O thread, it is told.
-        if matches!(link.send(outgoing), Flushed::Retry | Flushed::WriteEnded) {
+        if matches!(link.send(outgoing), Flushed::Full | Flushed::Retry | Flushed::WriteEnded) {
             self.shared().wake.wake();
         }
     }

@@ -71,13 +71,18 @@ pub(crate) fn prepare(shared: Arc<Shared>, readers: Vec<(ProcessId, Reader)>) ->
     let mut connections = BTreeMap::new();
     for (process, reader) in readers {
         let Some(link) = shared.links.get(&process) else { continue };
-        // Edges: a sender that found the socket full needs to tell nobody.
-        let events = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        epoll::add(&epoll, reader.socket(), epoll::EventData::new_u64(process.get().into()), events)?;
+        epoll::add(&epoll, reader.socket(), token(process), interest(false))?;
         let link = Arc::clone(link);
         // Looked at once without an event: something may have come before.
-        let connection =
-            Connection { link, reader, readable: true, write: Flushed::Full, retries: 0, retry_at: None };
+        let connection = Connection {
+            link,
+            reader,
+            readable: true,
+            write: Flushed::Full,
+            awaits_room: false,
+            retries: 0,
+            retry_at: None,
+        };
         connections.insert(process, connection);
     }
     let scratch = vec![0; SCRATCH_BYTES];
@@ -102,6 +107,9 @@ struct Connection {
     readable: bool,
     /// How far the queue got at the last flush.
     write: Flushed,
+    /// Room in the socket is an event. It is only where it is waited for: each frame that the peer reads makes room,
+    /// and would wake this thread.
+    awaits_room: bool,
     /// Flushes in a row that the kernel had no room for.
     retries: u32,
     /// Until then no descriptors are tried. (A refused attempt makes the socket writable anew, which is an
@@ -241,6 +249,12 @@ impl IoLoop {
         }
         connection.link.owe_acks(connection.reader.batches());
         connection.write_out(acknowledged);
+        let full = connection.write == Flushed::Full;
+        if full != connection.awaits_room {
+            // Room that there is by now is an event at once. A socket that cannot be watched has ended, and is read so.
+            let socket = connection.reader.socket();
+            connection.awaits_room = epoll::modify(&self.epoll, socket, token(process), interest(full)).is_ok() && full;
+        }
         // The peer reads no more and all that it had sent is read: no event would tell of its end.
         if connection.write == Flushed::WriteEnded && ended.is_none() {
             if write_had_ended && !connection.readable {
@@ -270,6 +284,16 @@ impl IoLoop {
         self.shared.router.died(process, &death);
         self.shared.exchange.lost(process, death.detail());
     }
+}
+
+/// Edges of a connection that are events.
+fn interest(room: bool) -> epoll::EventFlags {
+    let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    if room { events | epoll::EventFlags::OUT } else { events }
+}
+
+fn token(process: ProcessId) -> epoll::EventData {
+    epoll::EventData::new_u64(process.get().into())
 }
 
 fn lost(link: &Link, reader: &Reader) -> Death {
