@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use crate::actors::{ActorId, Due};
 use crate::bootstrap::connect::{self, Connected};
+use crate::bootstrap::duty::Duty;
 use crate::bootstrap::exchange::Exchange;
 use crate::bootstrap::frame::{BODY_BYTES_MAX, Frame, Kind, encode_publication};
-use crate::bootstrap::io::{self, Shared, Wake};
+use crate::bootstrap::io::{Shared, Wake};
 use crate::bootstrap::layout::Layout;
 use crate::bootstrap::link::{Flushed, Link, Outgoing};
 use crate::bootstrap::reader::Reader;
@@ -177,6 +180,22 @@ impl Hub {
         &self.handle.shared
     }
 
+    /// See [`Duty::help`].
+    pub(crate) fn help<T>(
+        &self,
+        mine: ActorId,
+        due: Option<Due>,
+        answer: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        match &self.handle.duty {
+            Some(duty) => duty.help(mine, due, answer),
+            None => {
+                due.into_iter().for_each(Due::run);
+                None
+            }
+        }
+    }
+
     /// Queues a frame for another process.
     pub(crate) fn post(&self, process: ProcessId, outgoing: Outgoing) {
         let Some(link) = self.shared().links.get(&process) else { return };
@@ -200,9 +219,10 @@ impl Hub {
         let layout = Arc::clone(layout);
         let router = Router::new(me, &layout);
         let shared = Arc::new(Shared { me, layout, router, exchange: Exchange::default(), links, wake });
+        let mut duty = None;
         if has_thread {
-            let io =
-                io::prepare(Arc::clone(&shared), readers).map_err(|errno| os("preparing epoll", errno))?;
+            let io = Duty::new(&shared, readers).map_err(|errno| os("preparing epoll", errno))?;
+            let io = Arc::clone(duty.insert(Arc::new(io)));
             let name = format!("symwin-io-{}", me.get());
             thread::Builder::new()
                 .name(name)
@@ -213,7 +233,7 @@ impl Hub {
                 })
                 .map_err(Arc::new)?;
         }
-        Ok(Self { handle: Arc::new(Handle { shared }) })
+        Ok(Self { handle: Arc::new(Handle { shared, duty }) })
     }
 }
 
@@ -221,6 +241,8 @@ impl Hub {
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
+    /// `None` where there are no connections.
+    duty: Option<Arc<Duty>>,
 }
 
 impl Drop for Handle {
