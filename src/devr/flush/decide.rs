@@ -3,14 +3,15 @@
 //! Pure: no device, no clock, no network. The same offers and the same replicated state give the same decision
 //! on every rank, and its digest goes along with the vote to prove it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::message::{Fingerprint, MemoryId, Offer, TaskOffer, Token};
 use crate::devr::agreed::Agreed;
+use crate::devr::numbers::NumberMap;
 use crate::devr::replicated::{Key, KeyPart, Replicated};
 use crate::devr::space::Space;
 use crate::error::{Cause, Fault, Phase, Reason};
@@ -156,7 +157,7 @@ struct Draft<'a> {
     placements: Vec<Option<Placement>>,
     sizes: Vec<Option<Arc<[u64]>>>,
     new: Vec<NewMemory>,
-    by_key: HashMap<Arc<Key>, usize>,
+    by_key: NumberMap<Arc<Key>, usize>,
     next: u64,
 }
 
@@ -170,7 +171,7 @@ impl<'a> Draft<'a> {
             placements: Vec::with_capacity(offers[0].tasks.len()),
             sizes: Vec::with_capacity(offers[0].tasks.len()),
             new: Vec::new(),
-            by_key: HashMap::new(),
+            by_key: NumberMap::default(),
             next: state.next_memory,
         }
     }
@@ -329,8 +330,8 @@ fn digest(
     missing: &[Vec<Token>],
     teams: &[Vec<u32>],
 ) -> u64 {
-    let mut hash = Xxh3::new();
-    let mut number = |n: u64| hash.update(&n.to_le_bytes());
+    let mut bytes = Vec::with_capacity(8 * (1 + 3 * draft.new.len() + 2 * draft.placements.len()));
+    let mut number = |n: u64| bytes.extend_from_slice(&n.to_le_bytes());
     number(state.digest(seq));
     for memory in &draft.new {
         number(memory.id.0);
@@ -343,5 +344,5 @@ fn digest(
     }
     missing.iter().flatten().for_each(|token| number(token.0));
     teams.iter().flatten().for_each(|&lsa| number(u64::from(lsa)));
-    hash.digest()
+    xxh3_64(&bytes)
 }

@@ -4,7 +4,7 @@
 //! fails on one rank alone.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -15,6 +15,7 @@ use super::message::{AllocationOffer, Fingerprint, Offer, RangeOffer, TaskOffer,
 use crate::bootstrap::{Attachment, Parcel};
 use crate::devr::core::{Core, State};
 use crate::devr::dev_comm::{DevCommRequirements, Plan};
+use crate::devr::numbers::NumberMap;
 use crate::devr::objects::Objects;
 use crate::devr::owned::Held;
 use crate::devr::request::{Request, WindowRequest, Work};
@@ -32,7 +33,7 @@ pub(crate) struct Prepared {
     /// For each device communicator task its plan.
     pub(crate) plans: Vec<Option<Plan>>,
     /// This rank's allocations by token.
-    pub(crate) own: HashMap<Token, (Handle, usize)>,
+    pub(crate) own: NumberMap<Token, (Handle, usize)>,
     /// The last task is symwin's own: the collectives' device communicator.
     pub(crate) collectives: bool,
     exports: Vec<Attachment>,
@@ -120,10 +121,10 @@ struct Draft<'a> {
     prints: Vec<Fingerprint>,
     ranges: Vec<RangeOffer>,
     allocations: Vec<AllocationOffer>,
-    index: HashMap<Token, u32>,
+    index: NumberMap<Token, u32>,
     refused: Vec<Fault>,
     plans: Vec<Option<Plan>>,
-    own: HashMap<Token, (Handle, usize)>,
+    own: NumberMap<Token, (Handle, usize)>,
     exports: Vec<Attachment>,
     multicast: Vec<(Vec<u32>, Arc<Held>, Option<Attachment>)>,
     /// The allocation that was held last.
@@ -143,10 +144,10 @@ impl<'a> Draft<'a> {
             prints: Vec::new(),
             ranges: Vec::new(),
             allocations: Vec::new(),
-            index: HashMap::new(),
+            index: NumberMap::default(),
             refused: Vec::new(),
             plans: Vec::new(),
-            own: HashMap::new(),
+            own: NumberMap::default(),
             exports: Vec::new(),
             multicast: Vec::new(),
             latest: None,
