@@ -195,9 +195,9 @@ fn dev_comm(
     let Some(plan) = prepared.plans[task].clone() else {
         return Err(Misuse::Other { what: "a device communicator without a plan".to_owned() }.into());
     };
-    let requirements = match prepared.offer.print(&prepared.offer.tasks[task]) {
-        Fingerprint::DevComm { requirements } => requirements,
-        Fingerprint::Window { .. } => {
+    let requirements = match prepared.offer.tasks.get(task).map(|task| prepared.offer.print(&task)) {
+        Some(Fingerprint::DevComm { requirements }) => requirements,
+        Some(Fingerprint::Window { .. }) | None => {
             return Err(
                 Misuse::Other { what: "a window with a device communicator's plan".to_owned() }.into()
             );

@@ -272,14 +272,14 @@ fn objects(
     made.parts().entries.clone_from(&entries);
     let mut entries = entries.into_iter();
     let mut drafts = Drafts::default();
-    for (task, placement) in (0u32..).zip(&decision.placements) {
+    for ((task, placement), offered) in (0u32..).zip(&decision.placements).zip(prepared.offer.tasks.iter()) {
         let failed = |e: DeviceError| (Some(task), Reason::from(e));
         let plan = &prepared.plans[task as usize];
         let Some(place) = placement else {
             drafts.push(None, None, abi::Window::poisoned());
             continue;
         };
-        let flags = prepared.offer.print(&prepared.offer.tasks[task as usize]).flags();
+        let flags = prepared.offer.print(&offered).flags();
         let window = abi::Window::new(
             range.base() as u64 + place.offset,
             me.get(),
@@ -292,7 +292,7 @@ fn objects(
         made.parts().windows.push(slot);
         let entry = if plan.is_none() { entries.next() } else { None };
         if plan.is_some() {
-            let size = usize::try_from(prepared.offer.tasks[task as usize].size).unwrap_or(usize::MAX);
+            let size = usize::try_from(offered.size).unwrap_or(usize::MAX);
             let address = core.flat.address(range, me, place.offset);
             range.zero(&*core.driver, objects.stream(), address, size).map_err(failed)?;
         }

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::decide::wanted_teams;
 use super::made::Made;
 use super::message::{AllocationOffer, Fingerprint, Offer, RangeOffer, TaskOffer, Token, WindowFlags};
+use super::tasks::Tasks;
 use crate::bootstrap::{Attachment, Parcel};
 use crate::devr::core::{Core, State};
 use crate::devr::dev_comm::{DevCommRequirements, Plan};
@@ -117,7 +118,7 @@ struct Draft<'a> {
     made: &'a mut Made,
     /// Other processes are in the team, so handles must be exported.
     foreign: bool,
-    tasks: Vec<TaskOffer>,
+    tasks: Tasks,
     prints: Vec<Fingerprint>,
     ranges: Vec<RangeOffer>,
     allocations: Vec<AllocationOffer>,
@@ -140,7 +141,7 @@ impl<'a> Draft<'a> {
             state,
             made,
             foreign: core.agreed.team_processes().len() > 1,
-            tasks: Vec::new(),
+            tasks: Tasks::default(),
             prints: Vec::new(),
             ranges: Vec::new(),
             allocations: Vec::new(),
@@ -182,7 +183,7 @@ impl<'a> Draft<'a> {
     }
 
     fn task(&mut self, request: &Request) {
-        let index = self.tasks.len();
+        let index = self.plans.len();
         let (ranges, plan) = match request {
             Request::Window(window) => (self.window(window), None),
             Request::DevComm(requirements) => match self.dev_comm(requirements) {
@@ -345,8 +346,9 @@ impl<'a> Draft<'a> {
         }
         let me = self.core.agreed.lsa_rank().get();
         let mut seen = HashSet::new();
-        for task in 0..self.tasks.len() {
-            let print = &self.prints[self.tasks[task].print as usize];
+        let prints: Vec<u32> = self.tasks.iter().map(|task| task.print).collect();
+        for (task, print) in prints.into_iter().enumerate() {
+            let print = &self.prints[print as usize];
             for (team, multimem) in wanted_teams(&self.core.agreed, me, print) {
                 let known = self.state.replicated.multicast.contains(&team);
                 if multimem
