@@ -147,7 +147,6 @@ impl Duty {
         loop {
             if let Some(next) = next.take() {
                 help.run(next)?;
-                timeout = Some(NOT_AT_ALL);
             }
             // From here on who answers wakes this thread.
             self.waits.store(true, Ordering::SeqCst);
@@ -156,7 +155,8 @@ impl Duty {
             }
             events.clear();
             // Who is awaited may need this very core: giving way costs less than sleeping and being woken.
-            for _ in 0..GIVE_WAY {
+            let looks = if timeout == Some(NOT_AT_ALL) { 0 } else { GIVE_WAY };
+            for _ in 0..looks {
                 wait(&self.sockets, &mut events, Some(&NOT_AT_ALL)).ok()?;
                 if !events.is_empty() {
                     break;

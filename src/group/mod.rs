@@ -128,7 +128,8 @@ impl Group {
         }
     }
 
-    /// Sends every batch and waits for all of them, each at most as long as its communicator's deadline.
+    /// Sends every batch and waits for all of them, each at most as long as its communicator's deadline. Meanwhile this
+    /// thread does the last one's work, as far as nobody else is at it.
     ///
     /// # Errors
     /// [`GroupError`] with one result for each communicator if any of them failed.

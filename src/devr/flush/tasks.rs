@@ -159,7 +159,7 @@ mod tests {
         ) {
             let tasks: Vec<_> = tasks.into_iter().map(|(print, range, head)| task(print, range, head)).collect();
             let kept: Tasks = tasks.iter().copied().collect();
-            prop_assert_eq!(kept.iter().collect::<Vec<_>>(), tasks.clone());
+            prop_assert_eq!(&kept.iter().collect::<Vec<_>>(), &tasks);
             prop_assert_eq!((kept.len(), kept.count()), (tasks.len(), u32::try_from(tasks.len()).ok()));
             for index in 0..=tasks.len() {
                 prop_assert_eq!(kept.get(index), tasks.get(index).copied());

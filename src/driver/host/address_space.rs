@@ -12,6 +12,7 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::memory::NOT_WRITABLE;
 use crate::driver::{AddressRange, DeviceProblem, Handle};
 
 /// The registry. Reservations do not overlap, nor do mappings; each mapping lies in one reservation.
@@ -90,7 +91,10 @@ impl AddressSpace {
         // SAFETY: the range lies in a reservation of ours, where nothing is mapped: it replaces only our
         // inaccessible placeholder.
         let mapped = unsafe { rustix::mm::mmap(at, size, access, flags, fd, offset as u64) };
-        mapped.map_err(os)?;
+        mapped.map_err(|errno| match errno {
+            Errno::ACCESS => DeviceProblem::Argument { what: NOT_WRITABLE.to_owned() },
+            errno => os(errno),
+        })?;
         self.mappings.insert(address, Mapping { size, memory, accessible: false });
         Ok(())
     }
