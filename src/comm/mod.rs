@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 pub use config::Config;
 use create::Process;
 
-use crate::actors::{Addr, Lost, Runtime, Ticket};
+use crate::actors::{ActorId, Addr, Due, Lost, Runtime, Ticket};
 use crate::devr::core::Core;
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::dev_comm_handle::DevComm;
@@ -77,10 +77,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Hands a batch to the actor. One that has ended drops it, which answers everyone.
-    pub(crate) fn send(&self, batch: Batch) {
+    /// Its actor's number.
+    pub(crate) fn actor_id(&self) -> ActorId {
+        self.actor.id()
+    }
+
+    /// Hands a batch to the actor, which comes back if it must be run for it. One that has ended drops the batch, which
+    /// answers everyone.
+    pub(crate) fn send(&self, batch: Batch) -> Option<Due> {
         self.core.runtime.pause();
-        let _ = self.actor.queue(CommMsg::Batch(batch));
+        self.actor.queue_due(CommMsg::Batch(batch)).ok().flatten()
     }
 
     /// See [`Communicator::abort`].

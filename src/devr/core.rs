@@ -18,6 +18,7 @@ use super::flush::made::MulticastRange;
 use super::flush::message::{MemoryId, Token};
 use super::index::WindowIndex;
 use super::mail::{Closing, CommMsg};
+use super::numbers::NumberMap;
 use super::objects::Objects;
 use super::owned::{Binding, Held, release_all};
 use super::replicated::Replicated;
@@ -333,8 +334,8 @@ pub(crate) struct LocalMulticast {
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     next: u64,
-    by_handle: HashMap<Handle, Named>,
-    by_token: HashMap<Token, Handle>,
+    by_handle: NumberMap<Handle, Named>,
+    by_token: NumberMap<Token, Handle>,
 }
 
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Step 6 of the flush: the one place where a batch changes what outlives it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::decide::{Decision, NewMemory, Placement};
@@ -11,6 +11,7 @@ use crate::device::peer::View;
 use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
+use crate::devr::numbers::NumberMap;
 use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
@@ -126,7 +127,7 @@ impl Output {
 /// The new memories and multicast objects become the rank's.
 fn take_over(core: &Core, state: &mut State, decision: &Decision, parts: Parts) -> Vec<DeviceError> {
     let me = core.agreed.lsa_rank().index();
-    let mut mapped: HashMap<_, _> =
+    let mut mapped: NumberMap<_, _> =
         parts.mapped.into_iter().map(|memory| (memory.id, memory.mapped)).collect();
     for NewMemory { id, key, offset, span, .. } in &decision.new {
         let handles: Vec<_> =
@@ -209,9 +210,9 @@ fn dev_comm(
     let Some(plan) = prepared.plans[task].clone() else {
         return Err(Misuse::Other { what: "a device communicator without a plan".to_owned() }.into());
     };
-    let requirements = match prepared.offer.print(&prepared.offer.tasks[task]) {
-        Fingerprint::DevComm { requirements } => requirements,
-        Fingerprint::Window { .. } => {
+    let requirements = match prepared.offer.tasks.get(task).map(|task| prepared.offer.print(&task)) {
+        Some(Fingerprint::DevComm { requirements }) => requirements,
+        Some(Fingerprint::Window { .. }) | None => {
             return Err(
                 Misuse::Other { what: "a window with a device communicator's plan".to_owned() }.into()
             );
