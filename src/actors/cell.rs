@@ -6,6 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use super::mailbox::{Item, Mailbox, Settled};
 use super::scheduler::{Backlog, Runnable, Step, Time};
@@ -167,12 +168,26 @@ impl<A: Actor> Runnable for Cell<A> {
         self.mailbox.backlog()
     }
 
+    fn fingerprint(&self) -> Option<u64> {
+        let body = self.body.try_lock()?;
+        let Some(Body { actor, timers }) = body.as_ref() else { return Some(0) };
+        let of_message = |msg: &A::Msg| actor.message_fingerprint(msg);
+        let waiting = self.mailbox.fingerprint(of_message, |id| timers.pending.get(&id).map(|(_, msg)| msg));
+        let mut hash = Xxh3Default::new();
+        hash.update(&actor.fingerprint()?.to_le_bytes());
+        hash.update(&waiting.to_le_bytes());
+        for (id, (_, msg)) in &timers.pending {
+            hash.update(&id.at().since(Time::ZERO).as_nanos().to_le_bytes());
+            hash.update(&of_message(msg).to_le_bytes());
+        }
+        Some(hash.digest())
+    }
+
     fn link(&self, id: ActorId, peer: &Weak<dyn Runnable>) -> Result<(), Exit> {
         self.mailbox.link(id, peer)
     }
 
     fn down(&self, who: ActorId, exit: &Exit) {
-        self.runtime.scheduler().touched(self.id);
         if self.mailbox.push_down(who, exit) {
             self.wake();
         }
@@ -216,7 +231,6 @@ impl<M: Send + 'static> Timers<M> {
         let cell = me.weak_cell();
         let ring = move || {
             if let Some(cell) = cell.upgrade() {
-                cell.runtime().scheduler().touched(cell.id());
                 if cell.mailbox().push_timer(id) {
                     cell.wake();
                 }

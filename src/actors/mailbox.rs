@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::Xxh3Default;
 
 use super::cell::Post;
 use super::scheduler::{Backlog, Runnable, Step};
@@ -144,7 +145,6 @@ impl<M> Addr<M> {
 
     fn send_due(&self, lane: Lane, msg: M) -> Result<Option<Due>, Rejected<M>> {
         let is_due = self.cell.mailbox().push(lane, msg)?;
-        self.runtime().scheduler().touched(self.id());
         Ok(is_due.then(|| self.cell.due()))
     }
 }
@@ -160,7 +160,6 @@ impl<M> Drop for Addr<M> {
         let mailbox = self.cell.mailbox();
         // Release, so that whoever sees no address left (`settle`, under the lock) sees all that was done with them.
         if mailbox.addrs.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.cell.runtime().scheduler().touched(self.cell.id());
             if mailbox.schedule() {
                 self.cell.wake();
             }
@@ -281,6 +280,34 @@ impl<M> Mailbox<M> {
     pub(super) fn backlog(&self) -> Backlog {
         let lanes = self.lanes.lock();
         Backlog { control: lanes.control.len(), mail: lanes.mail.len(), queue: lanes.queue.len() }
+    }
+
+    /// A number of what waits in the lanes, in order, given one for each message. `timer` finds the message of one.
+    pub(super) fn fingerprint<'t>(
+        &self,
+        of_message: impl Fn(&M) -> u64,
+        timer: impl Fn(TimerId) -> Option<&'t M>,
+    ) -> u64
+    where
+        M: 't,
+    {
+        let lanes = self.lanes.lock();
+        let mut hash = Xxh3Default::new();
+        let mut add = |lane: u64, print: u64| {
+            hash.update(&lane.to_le_bytes());
+            hash.update(&print.to_le_bytes());
+        };
+        for item in &lanes.control {
+            match item {
+                Item::Down(who, _) => add(1, who.get()),
+                Item::Message(msg) => add(2, of_message(msg)),
+                Item::Timer(id) => add(3, timer(*id).map_or(0, &of_message)),
+            }
+        }
+        lanes.mail.iter().for_each(|msg| add(4, of_message(msg)));
+        lanes.queue.iter().for_each(|msg| add(5, of_message(msg)));
+        add(6, u64::from(lanes.closed.is_some()));
+        hash.digest()
     }
 
     /// Adds a message; says whether the actor must be scheduled.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cell::Cell;
 use super::scheduler::{ActorReport, Scheduler, Time};
 use super::threads::Threads;
-use super::{Actor, ActorId, Addr, Reply, Ticket, reply};
+use super::{Actor, Addr, Reply, Ticket, reply};
 use crate::error::Result;
 
 /// A runtime: cheap to clone, alive while any clone or address is. See the [module](super).
@@ -85,11 +85,6 @@ impl Runtime {
     /// A host thread is about to ask an actor for something: see [`Scheduler::pause`].
     pub(crate) fn pause(&self) {
         self.scheduler.pause();
-    }
-
-    /// What actor `id` finds was changed past its mailbox: see [`Scheduler::touched`].
-    pub(crate) fn touched(&self, id: ActorId) {
-        self.scheduler.touched(id);
     }
 
     pub(super) fn scheduler(&self) -> &dyn Scheduler {

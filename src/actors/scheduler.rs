@@ -91,12 +91,6 @@ pub trait Scheduler: fmt::Debug + Send + Sync + 'static {
         self.registry().next_gate()
     }
 
-    /// Someone has changed what actor `id` finds: put a message into a lane of its, or something into a place that it
-    /// shares. For a scheduler that tells apart which steps depend on each other.
-    fn touched(&self, id: ActorId) {
-        let _ = id;
-    }
-
     /// A host thread, or a step, is about to ask an actor for something. A simulation may let others go first where
     /// this is a host thread. Callers hold no lock.
     fn pause(&self) {}
@@ -164,6 +158,10 @@ pub trait Runnable: Send + Sync {
 
     /// How many messages wait.
     fn backlog(&self) -> Backlog;
+
+    /// See [`Actor::fingerprint`](super::Actor::fingerprint): of the actor and of what waits for it. `None` while a
+    /// handler runs, too.
+    fn fingerprint(&self) -> Option<u64>;
 
     /// Has `peer` told of this actor's end, unless this has ended already: then returns how.
     fn link(&self, id: ActorId, peer: &Weak<dyn Runnable>) -> Result<(), Exit>;

@@ -35,7 +35,12 @@ impl Packet {
         Self { bytes, descriptors }
     }
 
-    /// Its bytes, for a carrier that damages them.
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The same, for a carrier that damages them.
     pub(crate) const fn bytes_mut(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }

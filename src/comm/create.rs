@@ -295,8 +295,6 @@ impl Inbox for ActorInbox {
     fn deliver_due(&self, notice: Notice) -> Option<Due> {
         let actor = self.actor.upgrade()?;
         let core = self.core.upgrade()?;
-        // A message of a round changes what the actor finds, whether it is told or not.
-        core.runtime.touched(actor.id());
         let message = match notice {
             Notice::Message(incoming) => {
                 let from = incoming.from;

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::hash::{Hash, Hasher};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -99,6 +100,20 @@ impl Rounds {
     /// A rank that has said goodbye without a part in the present batch, which so cannot complete.
     pub(crate) fn gone(&self) -> Option<Rank> {
         self.inner.lock().gone()
+    }
+
+    /// What has come and what is awaited, for [`crate::actors::Actor::fingerprint`].
+    pub(crate) fn print(&self, hash: &mut impl Hasher) {
+        let inner = self.inner.lock();
+        (inner.seq, &inner.gone, inner.closed).hash(hash);
+        for (place, messages) in &inner.received {
+            for (from, incoming) in messages {
+                (place, from, &incoming.body).hash(hash);
+            }
+        }
+        if let Some(waits) = &inner.waits {
+            (waits.seq, waits.round, &waits.missing).hash(hash);
+        }
     }
 
     /// The present batch has ended; the next one may be offered.

@@ -28,7 +28,7 @@ use super::prints::Prints;
 use super::random::mix;
 use super::task::TaskId;
 use crate::actors::{
-    ActorId, Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of,
+    Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of,
 };
 
 /// A script: a program that never blocks, polled by the engine.
@@ -207,16 +207,6 @@ impl Engine {
         GateId::new(id)
     }
 
-    pub(super) fn touched(&self, id: ActorId) {
-        if !self.prints {
-            return;
-        }
-        let mut state = self.state.lock();
-        if let Some(prints) = &mut state.prints {
-            prints.touch(TaskId::actor(id));
-        }
-    }
-
     pub(super) fn opened(&self, gate: &Gate) {
         let mut state = self.state.lock();
         if let Some(prints) = &mut state.prints {
@@ -282,6 +272,15 @@ impl Engine {
             let engine = Arc::downgrade(self);
             let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_script(number));
             state.timers.insert(from, Box::new(ring));
+        }
+    }
+
+    /// The program that runs says where it is.
+    pub(super) fn position(&self, position: u64) {
+        let mut state = self.state.lock();
+        let current = state.current;
+        if let Some(prints) = &mut state.prints {
+            prints.position(current, position);
         }
     }
 
@@ -593,9 +592,6 @@ impl Engine {
         state.digest = mix(state.digest, count);
         let since = u64::try_from(now.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX);
         self.now.store(since, Ordering::Relaxed);
-        if let Some(prints) = &mut state.prints {
-            prints.time(since);
-        }
         drop(state);
         rings.into_iter().for_each(|ring| ring());
         self.state.lock()
@@ -639,9 +635,13 @@ impl State {
         let index = if self.ready.len() == 1 {
             0
         } else {
-            let (prints, now) = (&self.prints, self.now);
-            let state = || prints.as_ref().map_or(0, |prints| prints.state(now));
-            match self.chooser.pick(&self.ready, self.last, state) {
+            let (prints, now, net) = (&self.prints, self.now, &self.net);
+            let ready = &self.ready;
+            let state = || {
+                let can_run = ready.iter().fold(0, |sum: u64, task| sum.wrapping_add(mix(task.bits(), 0)));
+                prints.as_ref().map_or(0, |prints| mix(mix(prints.programs(now), net.print()), can_run))
+            };
+            match self.chooser.pick(ready, self.last, state) {
                 Pick::Index(index) => index,
                 Pick::Prune => {
                     self.pruned = true;
@@ -686,17 +686,11 @@ impl State {
     }
 
     fn wake_script(&mut self, number: usize) {
-        let current = self.current;
         let script = &mut self.scripts[number];
         script.woken = true;
         // While it runs it is not in its place; it is looked at afterwards.
         if script.program.is_none() || std::mem::replace(&mut script.ready, true) {
             return;
-        }
-        if let Some(prints) = &mut self.prints
-            && current != TaskId::script(number as u64)
-        {
-            prints.touch(TaskId::script(number as u64));
         }
         self.push(TaskId::script(number as u64), Ready::Script(number));
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::engine::{Engine, State};
 use super::process::ProcessRuntime;
-use super::task::TaskId;
+use super::random::{mix, mix_bytes};
 use crate::actors::Time;
 use crate::bootstrap::Hub;
 use crate::bootstrap::carrier::{Carrier, Packet};
@@ -212,6 +212,28 @@ impl Net {
         news
     }
 
+    /// The fingerprint of all actors and of what is under way.
+    pub(super) fn print(&self) -> u64 {
+        let mut sum = 0_u64;
+        for runtime in self.processes.iter().filter_map(|place| place.runtime.upgrade()) {
+            sum = sum.wrapping_add(runtime.print(self.counts.sent));
+        }
+        for link in &self.links {
+            let mut print = mix(link.from as u64, link.to as u64);
+            print = mix(print, u64::from(link.closed) << 1 | u64::from(link.held));
+            for (at, item) in &link.queue {
+                let at = u64::try_from(at.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX);
+                let item = match item {
+                    Item::End(_) => END,
+                    Item::Packet(packet) => mix_bytes(0, packet.bytes()),
+                };
+                print = mix(mix(print, at), item);
+            }
+            sum = sum.wrapping_add(print);
+        }
+        sum
+    }
+
     pub(super) fn runtime(&self, process: usize) -> Option<Arc<ProcessRuntime>> {
         self.processes.get(process)?.runtime.upgrade()
     }
@@ -223,6 +245,7 @@ impl Net {
     }
 }
 
+const END: u64 = 0x454e_4400;
 const DEATH: &str = "its process was killed by the simulation";
 
 impl Delivery {
@@ -321,10 +344,6 @@ impl Carrier for NetCarrier {
             state.net.counts.damaged += 1;
         }
         let news = state.net.send(from, to, packet, at);
-        if let Some(prints) = &mut state.prints {
-            let link = state.net.link(from, to);
-            prints.touch(TaskId::link(link as u64));
-        }
         engine.announce(state, news);
     }
 

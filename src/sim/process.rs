@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::engine::Engine;
-use crate::actors::{ActorId, Gate, GateId, Registry, Runnable, Scheduler, Time, TimerId, Woken};
+use super::random::mix;
+use crate::actors::{Gate, GateId, Registry, Runnable, Scheduler, Time, TimerId, Woken};
 use crate::error::Result;
 
 /// What actors and host threads of one process see of the engine.
@@ -19,6 +20,12 @@ impl ProcessRuntime {
     pub(super) fn new(engine: &Arc<Engine>, number: usize) -> Arc<Self> {
         let registry = Registry::starting_at((number as u64) << ACTORS_SHIFT);
         Arc::new(Self { engine: Arc::clone(engine), registry })
+    }
+
+    /// The fingerprint of all actors; one that cannot tell its states apart counts as ever new.
+    pub(super) fn print(&self, fresh: u64) -> u64 {
+        let of = |actor: Arc<dyn Runnable>| mix(actor.id().get(), actor.fingerprint().unwrap_or(fresh));
+        self.registry.actors().into_iter().map(of).fold(0, u64::wrapping_add)
     }
 
     /// Every actor goes, as when the process ends.
@@ -63,10 +70,6 @@ impl Scheduler for ProcessRuntime {
 
     fn new_gate(&self) -> GateId {
         self.engine.new_gate()
-    }
-
-    fn touched(&self, id: ActorId) {
-        self.engine.touched(id);
     }
 
     fn pause(&self) {

@@ -374,7 +374,7 @@ pub struct Report {
     pub exhausted: bool,
     /// What the network carried, in all runs.
     pub net: NetCounts,
-    /// What the ranks of the latest run sent.
+    /// What the ranks of the latest run sent that was made to its end.
     pub traffic: Traffic,
     /// In real time.
     pub elapsed: Duration,
@@ -408,7 +408,9 @@ impl Report {
         self.digests += u64::from(digests.insert(run.digest));
         self.digest_of_digests = mix(self.digest_of_digests, run.digest);
         self.net.add(run.net);
-        self.traffic = run.traffic;
+        if !run.pruned {
+            self.traffic = run.traffic;
+        }
     }
 
     /// Steps a second, in real time.

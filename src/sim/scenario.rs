@@ -93,6 +93,7 @@ impl Program {
             for index in self.order(comms.len()) {
                 if usable[index] {
                     requested.push(self.request(index, &comms[index], number)?);
+                    self.place(&[number.into(), 1, index as u64], &usable);
                     give_way().await;
                 }
             }
@@ -105,11 +106,13 @@ impl Program {
                 }
                 let made;
                 (made, usable[comm]) = self.judge(number, &comms[comm], outcome, ended)?;
+                self.place(&[number.into(), 2, comm as u64, made.len() as u64], &usable);
                 kept.push((made, buffers));
             }
         }
         kept.clear();
-        for comm in self.to_finalize(comms) {
+        for (comm, left) in self.to_finalize(comms).into_iter().zip(0..) {
+            self.place(&[u64::MAX, 3, left], &usable);
             let outcome = World::finalize(comm).await;
             self.tolerate(u64::MAX, outcome)?;
         }
@@ -142,6 +145,14 @@ impl Program {
             self.tolerate(u64::MAX, outcome)?;
         }
         Ok(())
+    }
+
+    /// Says where this program is.
+    fn place(&self, place: &[u64], usable: &[bool]) {
+        if let Some(world) = self.world.upgrade() {
+            let usable = usable.iter().map(|usable| u64::from(*usable));
+            world.position(place.iter().copied().chain(usable).fold(0, mix));
+        }
     }
 
     fn to_finalize(&self, comms: Vec<Communicator>) -> Vec<Communicator> {

@@ -42,6 +42,11 @@ impl TaskId {
         self.0 & ((1 << SHIFT) - 1)
     }
 
+    /// Whether it is a host thread or a script.
+    pub(super) const fn is_program(self) -> bool {
+        matches!(self.0 >> SHIFT, HOST | SCRIPT)
+    }
+
     pub(super) const fn bits(self) -> u64 {
         self.0
     }

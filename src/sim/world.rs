@@ -273,6 +273,12 @@ impl World {
         state.note(mix_bytes(before, what.as_bytes()));
     }
 
+    /// The program that calls this says where it is: what it will do depends on `position` alone, and on what it waits
+    /// for. Depth-first then takes two ways to this place as one state.
+    pub fn position(&self, position: u64) {
+        self.engine.position(position);
+    }
+
     pub(super) fn note_number(&self, what: u64) {
         self.engine.state().note(what);
     }

@@ -11,6 +11,7 @@
 mod batches;
 mod closing;
 mod failing;
+mod print;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -134,6 +135,14 @@ impl Actor for CommActor {
         let waits = self.core.rounds.waits()?;
         let name = &self.core.agreed.name;
         Some(format!("`{name}`, batch {}: {} of {:?}", waits.seq, round_name(waits.round), waits.missing))
+    }
+
+    fn fingerprint(&self) -> Option<u64> {
+        Some(self.print())
+    }
+
+    fn message_fingerprint(&self, msg: &CommMsg) -> u64 {
+        print::of_message(msg)
     }
 }
 
