@@ -82,12 +82,24 @@ impl Duty {
             let turn = self.turn(&events, &mut due);
             // Workers run them: this thread has other things to do.
             drop(due);
+            // What was taken here may have been to wake a helper: its answer, which comes once. A helper that runs an
+            // actor looks for its answer afterwards anyway.
+            if !events.is_empty() && self.helped.load(Ordering::SeqCst) && !self.runs.load(Ordering::SeqCst) {
+                self.shared.wake.wake();
+            }
             let Turn::Wait(timeout) = turn else { break };
             events.clear();
             on_duty.clear();
             let waited = wait(&self.duty, &mut on_duty, timeout.as_ref())
                 .and_then(|()| self.end_lease(&on_duty))
-                .and_then(|()| wait(&self.sockets, &mut events, Some(&NOT_AT_ALL)));
+                .and_then(|taken_back| {
+                    // A lease that ends while its helper waits is no reason to look: that is what the helper does.
+                    let only_a_lease = !on_duty.is_empty() && on_duty.iter().all(is_lease);
+                    if only_a_lease && !taken_back {
+                        return Ok(());
+                    }
+                    wait(&self.sockets, &mut events, Some(&NOT_AT_ALL))
+                });
             if let Err(errno) = waited {
                 self.connections.lock().end_all(&format!("waiting for events failed: {errno}"));
                 break;
@@ -96,18 +108,19 @@ impl Duty {
         self.connections.lock().close();
     }
 
-    /// Takes the duty back from a helper that is still in an actor's step.
-    fn end_lease(&self, events: &[epoll::Event]) -> Result<(), Errno> {
-        if events.iter().all(|event| event.data.u64() != LEASE) {
-            return Ok(());
+    /// Takes the duty back from a helper that is still in an actor's step. Says whether it did.
+    fn end_lease(&self, events: &[epoll::Event]) -> Result<bool, Errno> {
+        if !events.iter().any(is_lease) {
+            return Ok(false);
         }
         // Only resets the timer; not being readable any more is as good.
         let _ = rustix::io::read(&self.lease, &mut [0; 8]);
-        if self.runs.load(Ordering::SeqCst) {
+        let runs = self.runs.load(Ordering::SeqCst);
+        if runs {
             self.revoked.store(true, Ordering::SeqCst);
             self.listen(true)?;
         }
-        Ok(())
+        Ok(runs)
     }
 
     /// Whether the I/O thread hears of the sockets' events.
@@ -243,6 +256,10 @@ fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timesp
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno),
     }
+}
+
+fn is_lease(event: &epoll::Event) -> bool {
+    event.data.u64() == LEASE
 }
 
 const SOCKETS: u64 = 0;

@@ -120,6 +120,42 @@ fn an_answer_from_elsewhere_ends_the_wait() {
     assert_eq!(answer, Some(Ok(7)));
 }
 
+/// The I/O thread wakes as a lease ends. Should it take the event that tells the helper of its answer, nothing else
+/// would.
+#[test]
+fn an_answer_that_comes_as_a_lease_ends_is_heard() {
+    let (done, all) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let hubs = Hub::in_process(&[1; 6]).unwrap();
+        let rt = Runtime::threads(1).unwrap();
+        for round in 0..200_u64 {
+            let (reply, mut ticket) = rt.reply();
+            let (actor, _worked) = answers(&rt, || ());
+            let endpoint = join_actor(&hubs[0], 0, &ranks(0..6), &actor);
+            let mut reply = Some(reply);
+            let due = actor.tell_due(()).ok().flatten();
+            let answer = endpoint.help(actor.id(), due, |cx| {
+                let poll = Pin::new(&mut ticket).poll(cx);
+                if let Some(reply) = reply.take() {
+                    let started = std::time::Instant::now();
+                    let after = std::time::Duration::from_micros(4_900 + round);
+                    thread::spawn(move || {
+                        // At that moment, and not when the system is done with a sleep.
+                        while started.elapsed() < after {
+                            thread::yield_now();
+                        }
+                        reply.send(round).unwrap();
+                    });
+                }
+                poll
+            });
+            assert_eq!(answer, Some(Ok(round)));
+        }
+        done.send(()).unwrap();
+    });
+    assert_eq!(all.recv_timeout(std::time::Duration::from_secs(20)), Ok(()));
+}
+
 /// How often the thread of this name has gone to sleep.
 fn sleeps(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
