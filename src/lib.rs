@@ -58,6 +58,9 @@ pub mod manual {
     #[doc = include_str!("../docs/nccl-bugs.md")]
     pub mod nccl_bugs {}
 
+    #[doc = include_str!("../docs/sim.md")]
+    pub mod sim {}
+
     #[doc = include_str!("../docs/tracing.md")]
     pub mod tracing {}
 }

@@ -3,7 +3,7 @@
 //! One lock guards it all and is held while an [`Inbox`] takes a notice. That is what keeps the order between a join
 //! and a message that arrives meanwhile, and between a death and a join (B-2, B-3).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -278,7 +278,8 @@ impl Router {
 
 #[derive(Debug, Default)]
 struct State {
-    comms: HashMap<CommId, Comm>,
+    /// In an order of their own, so that what is told to all is told in the same order in every run of a simulation.
+    comms: BTreeMap<CommId, Comm>,
     dead: BTreeMap<ProcessId, Death>,
     /// Counts what was seen, to order sightings.
     seen: u64,

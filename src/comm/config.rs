@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::actors::Runtime;
+use crate::device::cores;
 use crate::driver::Driver;
 use crate::error::{Misuse, Result};
 use crate::ids::Rank;
@@ -47,7 +48,7 @@ impl Default for Config {
             lsa_team_size: None,
             deadline: Duration::from_secs(60),
             bootstrap_deadline: Duration::from_secs(120),
-            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            workers: cores(),
             runtime: None,
             devices: None,
         }

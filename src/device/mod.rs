@@ -42,5 +42,6 @@ pub use dev_comm::DevComm;
 pub use kernel::{Kernel, KernelEnv, KernelHandle, launch, run_here};
 pub use ll_a2a::LlA2a;
 pub use shared::{Element, Shared};
+pub(crate) use watch::cores;
 pub use watch::{Pace, WaitError, Watch};
 pub use window::DeviceWindow;

@@ -252,7 +252,7 @@ impl Watch {
 }
 
 /// The cores that this process may use. Asked once: the system reads files to answer.
-fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }

@@ -41,6 +41,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
 
+/// A simulation is mostly small allocations.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => prepare().and_then(|()| bench::run(&args)).map(|()| ExitCode::SUCCESS),
