@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::actors::Runtime;
+use crate::devr::zoo::Bugs;
 use crate::driver::Driver;
 use crate::error::{Misuse, Result};
 use crate::ids::Rank;
@@ -37,6 +38,8 @@ pub struct Config {
     pub(crate) workers: usize,
     pub(crate) runtime: Option<Runtime>,
     pub(crate) devices: Option<Devices>,
+    /// What a simulation has planted: nothing in normal builds.
+    pub(crate) bugs: Bugs,
 }
 
 impl Default for Config {
@@ -50,6 +53,7 @@ impl Default for Config {
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             runtime: None,
             devices: None,
+            bugs: Bugs::default(),
         }
     }
 }

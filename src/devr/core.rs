@@ -25,6 +25,7 @@ use super::rounds::Rounds;
 use super::status::Board;
 use super::turns::Turns;
 use super::window::WindowEntry;
+use super::zoo::Bug;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
 use crate::device::Watch;
@@ -119,6 +120,11 @@ impl Core {
             endpoint: Mutex::new(None),
             state: Mutex::new(state),
         })
+    }
+
+    /// Whether this bug was planted on this rank: never in normal builds.
+    pub(crate) fn has_bug(&self, bug: Bug) -> bool {
+        self.agreed.has_bug(bug)
     }
 
     /// The actor's own state. Only the actor and its job call this.
@@ -242,7 +248,7 @@ impl State {
         if memory.windows > 0 {
             return;
         }
-        if self.offered {
+        if self.offered && !core.has_bug(Bug::RetiresInFlight) {
             self.idle.insert(id);
         } else {
             self.retire(id, core);
@@ -297,6 +303,9 @@ impl State {
         errors.extend(release_all(memory.held));
         if !errors.is_empty() {
             self.quarantine(memory.offset, memory.span, &errors, core);
+        }
+        if core.has_bug(Bug::RetiresAtOnce) {
+            return self.replicated.forget_alone(id);
         }
         self.retired.push(id);
     }

@@ -103,6 +103,37 @@ pub(crate) struct Ending {
     pub(crate) committed: bool,
     /// Of the agreed state after it.
     pub(crate) digest: u64,
+    /// What the rank held after it.
+    pub(crate) counts: Counts,
+}
+
+/// What a rank holds of its communicator: what a roll-back must bring back to what it was (P-5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) memories: usize,
+    pub(crate) allocations: usize,
+    pub(crate) shadow_slots: usize,
+    pub(crate) table_slots: usize,
+}
+
+impl Counts {
+    pub(crate) fn of(state: &State) -> Self {
+        let objects = state.objects.as_ref();
+        Self {
+            memories: state.memories.len(),
+            allocations: state.tokens.len(),
+            shadow_slots: objects.map_or(0, |objects| objects.windows.counts().slots),
+            table_slots: objects.map_or(0, |objects| objects.table.counts().live),
+        }
+    }
+
+    /// Whether this is no more than that, each count by itself.
+    pub(crate) fn within(&self, other: &Self) -> bool {
+        self.memories <= other.memories
+            && self.allocations <= other.allocations
+            && self.shadow_slots <= other.shadow_slots
+            && self.table_slots <= other.table_slots
+    }
 }
 
 /// How many batches' ends are kept.
@@ -169,20 +200,16 @@ impl Board {
 
     /// Counts of what the actor owns.
     pub(crate) fn committed(&self, state: &State) {
+        let counts = Counts::of(state);
         let mut inner = self.inner.lock();
         let status = &mut inner.status;
-        status.memories = state.memories.len();
+        status.memories = counts.memories;
         status.agreed_memories = state.replicated.memories.len();
-        status.allocations = state.tokens.len();
+        status.allocations = counts.allocations;
         status.space_bytes = state.replicated.space.allocated_bytes();
         status.quarantined_bytes = state.quarantined_bytes();
-        if let Some(objects) = &state.objects {
-            status.shadow_slots = objects.windows.counts().slots;
-            status.table_slots = objects.table.counts().live;
-        } else {
-            status.shadow_slots = 0;
-            status.table_slots = 0;
-        }
+        status.shadow_slots = counts.shadow_slots;
+        status.table_slots = counts.table_slots;
     }
 
     /// The close has given up: what this rank has mapped stays so.
@@ -207,6 +234,11 @@ impl Board {
         let inner = self.inner.lock();
         let history = (inner.first..).zip(inner.history.iter().copied()).collect();
         (history, inner.failed.is_some() || inner.closed)
+    }
+
+    /// The latest undo calls that have failed.
+    pub(crate) fn failed_undo(&self) -> Vec<DeviceError> {
+        self.inner.lock().status.undo_failures.clone()
     }
 
     pub(crate) fn undo_failures(&self, errors: &[DeviceError]) {

@@ -19,6 +19,7 @@ use crate::comm::create::{Fleet, Site};
 use crate::comm::{Communicator, Config};
 use crate::devr::core::Core;
 use crate::devr::status::Board;
+use crate::devr::zoo::Bugs;
 use crate::driver::Driver;
 use crate::driver::faulty::Faulty;
 use crate::driver::host::{HostDriver, HostOptions};
@@ -104,6 +105,8 @@ pub struct World {
     pub(super) engine: Arc<Engine>,
     device: Device,
     deadline: Duration,
+    /// What is planted in communicators: nothing in normal builds.
+    pub(crate) bugs: Mutex<Bugs>,
     pub(super) inner: Mutex<Inner>,
     fabric: Arc<NullFabric>,
 }
@@ -124,6 +127,7 @@ impl World {
             engine: Arc::clone(engine),
             device,
             deadline,
+            bugs: Mutex::default(),
             inner: Mutex::default(),
             fabric: NullFabric::new(),
         })
@@ -148,6 +152,7 @@ impl World {
         if shape.hosts > 1 {
             config = config.lsa_team_size(shape.processes * shape.ranks);
         }
+        config.bugs = self.bugs.lock().clone();
         let ranks = fleet.communicator(&config)?;
         for comm in &ranks {
             self.watch(comm);

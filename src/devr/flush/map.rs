@@ -14,6 +14,8 @@ use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
 use crate::device::abi;
 use crate::devr::core::Core;
 use crate::devr::owned::Held;
+use crate::devr::replicated::KeyPart;
+use crate::devr::zoo::Bug;
 use crate::driver::range::{Reservation, runs};
 use crate::driver::{DeviceError, Event, Exported, Handle};
 use crate::error::{Fault, Misuse, Phase, Reason};
@@ -39,7 +41,11 @@ impl Arrived {
         let mut handles = message.handles.into_iter();
         if core.agreed.imports() && core.agreed.process(message.from) != core.agreed.me().process {
             let tokens = offer.allocations.iter().filter(|a| a.handle).map(|a| (from.get(), a.token));
-            self.allocations.extend(tokens.zip(handles.by_ref()));
+            let mut tokens: Vec<_> = tokens.collect();
+            if core.has_bug(Bug::HandlesByOrder) {
+                tokens.reverse();
+            }
+            self.allocations.extend(tokens.into_iter().zip(handles.by_ref()));
         }
         let teams = offer.multicast.iter().filter(|team| team.contains(&me)).cloned();
         self.objects.extend(teams.zip(handles));
@@ -175,7 +181,7 @@ impl Mapper<'_> {
     fn own(&mut self, memory: &NewMemory) -> Result<(), Reason> {
         let me = self.core.agreed.lsa_rank();
         let part = &memory.key.0[me.index()];
-        let mut address = self.core.flat.address(self.range, me, memory.offset + part.shift);
+        let mut address = self.core.flat.address(self.range, me, memory.offset + self.shift(part));
         for token in &part.tokens {
             let (handle, size) = self.prepared.own[token];
             self.map(address, size, handle)?;
@@ -186,7 +192,7 @@ impl Mapper<'_> {
 
     fn foreign(&mut self, memory: &NewMemory, owner: LsaRank) -> Result<(), Reason> {
         let part = &memory.key.0[owner.index()];
-        let mut address = self.core.flat.address(self.range, owner, memory.offset + part.shift);
+        let mut address = self.core.flat.address(self.range, owner, memory.offset + self.shift(part));
         for &token in &part.tokens {
             let key = (owner.get(), token);
             let bytes = self.arrived.sizes.get(&key).copied().unwrap_or(0);
@@ -196,6 +202,10 @@ impl Mapper<'_> {
             address += size;
         }
         Ok(())
+    }
+
+    fn shift(&self, part: &KeyPart) -> u64 {
+        if self.core.has_bug(Bug::ShiftForgotten) { 0 } else { part.shift }
     }
 
     fn import(&mut self, key: (u32, Token), size: usize) -> Result<Handle, Reason> {
