@@ -110,6 +110,8 @@ pub(crate) struct Ending {
 /// What a rank holds of its communicator: what a roll-back must bring back to what it was (P-5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
+    /// Windows that memories count, resource buffers included.
+    pub(crate) windows: usize,
     pub(crate) memories: usize,
     pub(crate) allocations: usize,
     pub(crate) shadow_slots: usize,
@@ -120,6 +122,7 @@ impl Counts {
     pub(crate) fn of(state: &State) -> Self {
         let objects = state.objects.as_ref();
         Self {
+            windows: state.memories.values().map(|memory| memory.windows).sum(),
             memories: state.memories.len(),
             allocations: state.tokens.len(),
             shadow_slots: objects.map_or(0, |objects| objects.windows.counts().slots),
@@ -234,11 +237,6 @@ impl Board {
         let inner = self.inner.lock();
         let history = (inner.first..).zip(inner.history.iter().copied()).collect();
         (history, inner.failed.is_some() || inner.closed)
-    }
-
-    /// The latest undo calls that have failed.
-    pub(crate) fn failed_undo(&self) -> Vec<DeviceError> {
-        self.inner.lock().status.undo_failures.clone()
     }
 
     pub(crate) fn undo_failures(&self, errors: &[DeviceError]) {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::engine::Engine;
 use super::net::NetCarrier;
+use super::oracle::Seen;
 use super::process::ProcessRuntime;
 use super::random::mix_bytes;
 use crate::actors::{Runtime, Time};
@@ -20,7 +21,7 @@ use crate::comm::{Communicator, Config};
 use crate::devr::core::Core;
 use crate::devr::status::Board;
 use crate::devr::zoo::Bugs;
-use crate::driver::Driver;
+use crate::driver::{DeviceError, Driver};
 use crate::driver::faulty::Faulty;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::null::{NullDriver, NullFabric, NullOptions};
@@ -114,9 +115,11 @@ pub struct World {
 #[derive(Default)]
 pub(super) struct Inner {
     fleets: BTreeMap<Shape, Arc<Fleet>>,
-    devices: Vec<Watched>,
+    devices: Vec<(Watched, Arc<Faulty>)>,
     runtimes: Vec<Arc<ProcessRuntime>>,
     pub(super) ranks: Vec<WatchedRank>,
+    /// Where the first rank of each team that told of it saw the window of a task: by communicator, team, task.
+    pub(super) placed: BTreeMap<(String, u32, String), Seen>,
     /// What programs reported.
     pub(super) failures: Vec<String>,
 }
@@ -302,12 +305,12 @@ impl World {
             let mut state = self.engine.state();
             state.net.add(hub.clone(), &runtime, first, processes);
             drop(state);
-            inner.devices.push(watched);
+            inner.devices.push((watched, Arc::clone(&device)));
             inner.runtimes.push(Arc::clone(&runtime));
             sites.push(Site {
                 hub,
                 runtime: Runtime::from_scheduler(runtime),
-                devices: vec![device; shape.ranks as usize],
+                devices: vec![device as Arc<dyn Driver>; shape.ranks as usize],
                 host: format!("host{}", local / shape.processes as usize),
                 pid: PID_FIRST.saturating_add(u32::try_from(number).unwrap_or(u32::MAX)),
             });
@@ -318,7 +321,7 @@ impl World {
     }
 
     /// The device of all ranks of a process.
-    fn device(&self, number: usize) -> Result<(Watched, Arc<dyn Driver>)> {
+    fn device(&self, number: usize) -> Result<(Watched, Arc<Faulty>)> {
         let (watched, device): (Watched, Arc<dyn Driver>) = match self.device {
             Device::Host => {
                 let driver = HostDriver::new(HostOptions::new())?;
@@ -329,13 +332,9 @@ impl World {
                 (Watched::Null(Arc::clone(&driver)), driver)
             }
         };
-        let state = self.engine.state();
-        let failing: Vec<_> = state.plan.driver.iter().filter(|(process, ..)| *process == number).collect();
-        if failing.is_empty() {
-            return Ok((watched, device));
-        }
         let faulty = Faulty::new(device);
-        for (_, call, nth) in failing {
+        let state = self.engine.state();
+        for (_, call, nth) in state.plan.driver.iter().filter(|(process, ..)| *process == number) {
             faulty.fail(*call, *nth);
         }
         Ok((watched, faulty))
@@ -351,7 +350,16 @@ impl World {
     /// What each process's device holds, in words, where it holds anything.
     pub(super) fn held(&self) -> Vec<(usize, String)> {
         let inner = self.inner.lock();
-        inner.devices.iter().enumerate().filter_map(|(number, device)| Some((number, device.held()?))).collect()
+        inner.devices.iter().enumerate().filter_map(|(number, (device, _))| Some((number, device.held()?))).collect()
+    }
+
+    /// What each process's device refused, though no fault asked for that.
+    pub(super) fn refused(&self) -> Vec<(usize, DeviceError)> {
+        let inner = self.inner.lock();
+        let refused = |(number, (_, device)): (usize, &(_, Arc<Faulty>))| {
+            device.refused().into_iter().map(move |error| (number, error))
+        };
+        inner.devices.iter().enumerate().flat_map(refused).collect()
     }
 
     pub(super) fn runtimes(&self) -> Vec<Arc<ProcessRuntime>> {
