@@ -52,7 +52,7 @@ impl Offer {
         Self(Message {
             group: None,
             abandoned: false,
-            tasks,
+            tasks: tasks.into_iter().collect(),
             prints: vec![Fingerprint::Window { size: Some(WINDOW_BYTES), flags: 0, label: None }],
             ranges,
             allocations,

@@ -18,10 +18,9 @@ use gungraun::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
 };
 use symwin::bench_internals::Offer;
-use symwin::devr::index::Node;
 use symwin::devr::space::Space;
 
-use crate::scenarios::index::{Indexed, indexed};
+use crate::scenarios::index::{Filled, Window, filled};
 use crate::scenarios::space::with_holes;
 
 #[library_benchmark]
@@ -38,26 +37,26 @@ fn past_all_holes(space: Space) -> Space {
 }
 
 #[library_benchmark]
-#[bench::one_by_one(args = (indexed(WINDOWS), batches(64, 1)), config = at_most(191_830))]
-#[bench::at_once(args = (indexed(WINDOWS), batches(1, 1024)), config = at_most(80_409))]
-fn publish(indexed: Indexed, batches: Vec<Vec<Arc<Node<usize>>>>) -> Indexed {
-    for batch in batches {
-        indexed.index.publish(batch);
+#[bench::one_by_one(args = (filled(WINDOWS), batches(64, 1)), config = at_most(191_830))]
+#[bench::at_once(args = (filled(WINDOWS), batches(1, 1024)), config = at_most(80_409))]
+fn publish(filled: Filled, batches: Vec<Vec<Arc<Window>>>) -> (Filled, Vec<Vec<Arc<Window>>>) {
+    for batch in &batches {
+        filled.index.publish(batch);
     }
-    indexed
+    (filled, batches)
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(294_037))]
-fn find(indexed: Indexed) -> (usize, Indexed) {
-    (scenarios::index::find(&indexed.index, black_box(WINDOWS), 1000), indexed)
+#[bench::among_10_000(args = (filled(WINDOWS)), config = at_most(294_037))]
+fn find(filled: Filled) -> (usize, Filled) {
+    (scenarios::index::find(&filled.index, black_box(WINDOWS), 1000), filled)
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (indexed(WINDOWS)), config = at_most(1_561_851))]
-fn remove(indexed: Indexed) -> Indexed {
-    scenarios::index::remove(&indexed.index, &indexed.nodes[..4096]);
-    indexed
+#[bench::among_10_000(args = (filled(WINDOWS)), config = at_most(1_561_851))]
+fn remove(filled: Filled) -> Filled {
+    scenarios::index::remove(&filled.index, &filled.windows[..4096]);
+    filled
 }
 
 #[library_benchmark]
@@ -87,7 +86,7 @@ main!(
 );
 
 /// So many batches of so many windows, in no index yet.
-fn batches(count: usize, windows: usize) -> Vec<Vec<Arc<Node<usize>>>> {
+fn batches(count: usize, windows: usize) -> Vec<Vec<Arc<Window>>> {
     (0..count).map(|i| scenarios::index::windows(WINDOWS + i * windows, windows)).collect()
 }
 

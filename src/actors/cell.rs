@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::mailbox::{Item, Mailbox, Settled};
 use super::scheduler::{Backlog, Runnable, Step, Time};
-use super::{Actor, ActorId, Addr, Cx, Exit, Flow, Runtime, TimerId};
+use super::{Actor, ActorId, Addr, Cx, Due, Exit, Flow, Runtime, TimerId};
 
 /// A cell, as addresses see it: all but the actor's type.
 pub(super) trait Post<M>: Runnable {
@@ -17,8 +17,13 @@ pub(super) trait Post<M>: Runnable {
 
     fn runtime(&self) -> &Runtime;
 
+    /// This, to be run. Only for who was told so by the mailbox.
+    fn due(&self) -> Due;
+
     /// Gives this to its scheduler. Only for who was told so by the mailbox.
-    fn wake(&self);
+    fn wake(&self) {
+        drop(self.due());
+    }
 }
 
 pub(super) struct Cell<A: Actor> {
@@ -183,9 +188,9 @@ impl<A: Actor> Post<A::Msg> for Cell<A> {
         &self.runtime
     }
 
-    fn wake(&self) {
+    fn due(&self) -> Due {
         let cell = self.me.upgrade().expect("whoever wakes a cell holds it");
-        self.runtime.scheduler().ready(cell);
+        Due::new(&self.runtime, cell)
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::cell::Post;
 use super::scheduler::{Backlog, Runnable, Step};
-use super::{ActorId, Exit, Runtime, TimerId};
+use super::{ActorId, Due, Exit, Runtime, TimerId};
 
 /// A message that was not accepted; here it is back.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +77,22 @@ impl<M> Addr<M> {
         self.send(Lane::Queue, msg)
     }
 
+    /// As [`Addr::tell`]; gives the actor back if it must be run for it.
+    ///
+    /// # Errors
+    /// As [`Addr::tell`].
+    pub fn tell_due(&self, msg: M) -> Result<Option<Due>, Rejected<M>> {
+        self.send_due(Lane::Mail, msg)
+    }
+
+    /// As [`Addr::queue`]; gives the actor back if it must be run for it.
+    ///
+    /// # Errors
+    /// As [`Addr::queue`].
+    pub fn queue_due(&self, msg: M) -> Result<Option<Due>, Rejected<M>> {
+        self.send_due(Lane::Queue, msg)
+    }
+
     /// The actor's number.
     #[must_use]
     pub fn id(&self) -> ActorId {
@@ -123,12 +139,13 @@ impl<M> Addr<M> {
     }
 
     fn send(&self, lane: Lane, msg: M) -> Result<(), Rejected<M>> {
-        let wake = self.cell.mailbox().push(lane, msg)?;
+        self.send_due(lane, msg).map(drop)
+    }
+
+    fn send_due(&self, lane: Lane, msg: M) -> Result<Option<Due>, Rejected<M>> {
+        let is_due = self.cell.mailbox().push(lane, msg)?;
         self.runtime().scheduler().touched(self.id());
-        if wake {
-            self.cell.wake();
-        }
-        Ok(())
+        Ok(is_due.then(|| self.cell.due()))
     }
 }
 

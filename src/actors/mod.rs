@@ -63,6 +63,7 @@
 #![forbid(unsafe_code)]
 
 mod cell;
+mod due;
 mod mailbox;
 mod reply;
 mod runtime;
@@ -75,6 +76,7 @@ mod timer;
 use std::fmt;
 use std::sync::Arc;
 
+pub use due::Due;
 pub use mailbox::{Addr, Rejected, WeakAddr};
 pub use reply::{Lost, Reply, Ticket};
 pub use runtime::Runtime;

@@ -49,6 +49,12 @@ impl Runtime {
         Cell::spawn(self, name, mail_capacity, make)
     }
 
+    /// Whether host threads may run actors that are [`Due`](super::Due).
+    #[must_use]
+    pub fn lends(&self) -> bool {
+        self.scheduler.lends()
+    }
+
     /// A reply port and the ticket that waits for what is sent to it.
     pub fn reply<T: Send + 'static>(&self) -> (Reply<T>, Ticket<T>) {
         reply::pair(self)

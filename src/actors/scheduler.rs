@@ -49,7 +49,8 @@ impl Add<Duration> for Time {
 /// Contract:
 /// - a [`Runnable`] is given to [`Scheduler::ready`] at most once until its [`Runnable::step`] answered
 ///   [`Step::Idle`]; while it answers [`Step::More`] it is the scheduler's to run again. Steps of one runnable must
-///   not overlap;
+///   not overlap. Where the scheduler lends its actors, a host thread may run one in place of giving it to
+///   [`Scheduler::ready`], by the same rule;
 /// - a runnable keeps its scheduler alive. A scheduler that stops running while it holds some must take them out and
 ///   call [`Runnable::shutdown`] on each, or both leak;
 /// - no method calls back into actors (no step, no ring) before it returned, except `block`; callers may hold locks
@@ -64,6 +65,12 @@ pub trait Scheduler: fmt::Debug + Send + Sync + 'static {
 
     /// `cell` has a message to handle.
     fn ready(&self, cell: Arc<dyn Runnable>);
+
+    /// Whether a host thread that holds a [`Due`](super::Due) actor may run it by itself. A scheduler that decides who
+    /// runs when says no, as is the default.
+    fn lends(&self) -> bool {
+        false
+    }
 
     /// Calls `ring` once, at `at` or soon after, from any thread and outside of steps. Timers of one time ring in
     /// the order in which they were set.

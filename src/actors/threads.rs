@@ -13,12 +13,10 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::due::turn;
 use super::scheduler::{Gate, Registry, Runnable, Scheduler, Step, Time, Woken, start_thread};
 use super::timer::{TimerId, Timers};
 use crate::error::{Misuse, Result};
-
-/// Most messages that an actor handles before others have their turn.
-const TURN: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Threads {
@@ -66,6 +64,10 @@ impl Scheduler for Threads {
 
     fn ready(&self, cell: Arc<dyn Runnable>) {
         self.queue.push(cell);
+    }
+
+    fn lends(&self) -> bool {
+        true
     }
 
     fn timer(&self, at: Time, ring: Box<dyn FnOnce() + Send>) -> TimerId {
@@ -153,13 +155,4 @@ fn work(queue: &Queue, back: &Weak<Threads>) {
             threads.ready(cell);
         }
     }
-}
-
-fn turn(cell: &dyn Runnable) -> Step {
-    for _ in 0..TURN {
-        if cell.step() == Step::Idle {
-            return Step::Idle;
-        }
-    }
-    Step::More
 }

@@ -95,13 +95,16 @@ impl fmt::Debug for TimerQueue {
 pub(super) struct Timers {
     start: Instant,
     state: Mutex<State>,
-    /// The next time changed, or the end has come.
+    /// A timer before the next look, or the end has come.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: TimerQueue,
+    /// When the thread looks again by itself, while it sleeps until a time. The timer that it slept for may be gone
+    /// by then: it stays so, so that deadlines that are set and cancelled one after the other wake it seldom.
+    looks_at: Option<Time>,
     closed: bool,
 }
 
@@ -121,7 +124,7 @@ impl Timers {
 
     pub(super) fn insert(&self, at: Time, ring: Box<dyn FnOnce() + Send>) -> TimerId {
         let mut state = self.state.lock();
-        let sooner = state.queue.next_at().is_none_or(|next| at < next);
+        let sooner = state.looks_at.is_none_or(|looks| at < looks);
         let id = state.queue.insert(at, ring);
         drop(state);
         if sooner {
@@ -166,10 +169,12 @@ impl Timers {
                 continue;
             }
             // Idle: waits for work that somebody may bring, not for an answer that somebody owes.
-            match state.queue.next_at().and_then(|at| self.instant(at)) {
+            state.looks_at = state.queue.next_at();
+            match state.looks_at.and_then(|at| self.instant(at)) {
                 Some(at) => drop(self.changed.wait_until(&mut state, at)),
                 None => self.changed.wait(&mut state),
             }
+            state.looks_at = None;
         }
     }
 }

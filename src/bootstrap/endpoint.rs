@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 
 use parking_lot::Mutex;
 
+use crate::actors::{ActorId, Due};
 use crate::bootstrap::frame::{BODY_BYTES_MAX, DESTINATIONS_MAX, Frame, HANDLES_MAX, HandleSlot, Kind};
 use crate::bootstrap::hub::Hub;
 use crate::bootstrap::link::Outgoing;
@@ -91,6 +93,17 @@ impl Endpoint {
             return self.refuse(self.hub.process(), "an abort's reason is over the limit of a frame");
         }
         self.tell_all(Kind::Abort, SightingKind::Abort, body);
+    }
+
+    /// Does the hub's I/O in this thread, and runs actor `mine` whenever it is due, `due` to begin with, until `answer` is
+    /// ready. `None` if that is not possible now: then what is awaited comes by itself.
+    pub(crate) fn help<T>(
+        &self,
+        mine: ActorId,
+        due: Option<Due>,
+        answer: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        self.hub.help(mine, due, answer)
     }
 
     /// How many rounds this rank took part in: sends under a tag other than the one before.

@@ -6,6 +6,7 @@
 
 use std::mem::size_of;
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -144,23 +145,24 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameEr
 ///
 /// The caller has checked the limits.
 pub(crate) fn encode_head(frame: &Frame<'_>) -> Vec<u8> {
-    let mut payload = Vec::with_capacity(frame.to.len() * 4 + frame.handles.len());
+    let table_bytes = frame.handles.len() * FABRIC_SLOT_BYTES;
+    let mut head = Vec::with_capacity(HEADER_BYTES + frame.to.len() * 4 + table_bytes);
+    // The header comes when the checksum is known.
+    head.resize(HEADER_BYTES, 0);
     for rank in &frame.to {
-        payload.extend_from_slice(&rank.get().to_le_bytes());
+        head.extend_from_slice(&rank.get().to_le_bytes());
     }
-    let destinations_bytes = payload.len();
+    let table = head.len();
     for handle in &frame.handles {
         match handle {
-            HandleSlot::Descriptor => payload.push(SLOT_DESCRIPTOR),
+            HandleSlot::Descriptor => head.push(SLOT_DESCRIPTOR),
             HandleSlot::Fabric(bytes) => {
-                payload.push(SLOT_FABRIC);
-                payload.extend_from_slice(bytes);
+                head.push(SLOT_FABRIC);
+                head.extend_from_slice(bytes);
             }
         }
     }
-    let mut sum = xxhash_rust::xxh3::Xxh3Default::new();
-    sum.update(&payload);
-    sum.update(frame.body);
+    let payload = &head[HEADER_BYTES..];
     let mut header = Header {
         magic: U32::new(MAGIC),
         version: U16::new(VERSION),
@@ -171,17 +173,32 @@ pub(crate) fn encode_head(frame: &Frame<'_>) -> Vec<u8> {
         from: U32::new(frame.from.get()),
         destinations: U32::new(length(frame.to.len())),
         descriptors: U32::new(frame.descriptors),
-        table: U32::new(length(payload.len() - destinations_bytes)),
+        table: U32::new(length(head.len() - table)),
         body: U32::new(length(frame.body.len())),
         reserved: U32::ZERO,
-        payload_sum: U64::new(sum.digest()),
+        payload_sum: U64::new(payload_sum(payload, frame.body)),
         header_sum: U64::ZERO,
     };
     header.header_sum = U64::new(header.sum());
-    let mut head = header.as_bytes().to_vec();
-    head.append(&mut payload);
+    head[..HEADER_BYTES].copy_from_slice(header.as_bytes());
     head
 }
+
+/// The checksum of both in a row.
+fn payload_sum(payload: &[u8], body: &[u8]) -> u64 {
+    if payload.len() + body.len() <= PAYLOAD_SMALL {
+        // Most frames: a copy costs less than the state of a checksum in parts.
+        let mut both = SmallVec::<[u8; PAYLOAD_SMALL]>::from_slice(payload);
+        both.extend_from_slice(body);
+        return xxh3_64(&both);
+    }
+    let mut sum = xxhash_rust::xxh3::Xxh3Default::new();
+    sum.update(payload);
+    sum.update(body);
+    sum.digest()
+}
+
+const PAYLOAD_SMALL: usize = 1024;
 
 /// A published contribution as a frame's body.
 pub(crate) fn encode_publication(topic: &str, bytes: &[u8]) -> Vec<u8> {

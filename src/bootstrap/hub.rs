@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use crate::actors::{ActorId, Due};
 use crate::bootstrap::carrier::{Carrier, Packet};
 use crate::bootstrap::connect::{self, Connected};
+use crate::bootstrap::duty::Duty;
 use crate::bootstrap::exchange::Exchange;
 use crate::bootstrap::frame::{BODY_BYTES_MAX, Frame, Kind, encode_publication};
 use crate::bootstrap::io::{self, Shared, Wake};
@@ -178,6 +181,22 @@ impl Hub {
         &self.handle.shared
     }
 
+    /// See [`Duty::help`].
+    pub(crate) fn help<T>(
+        &self,
+        mine: ActorId,
+        due: Option<Due>,
+        answer: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        match &self.handle.duty {
+            Some(duty) => duty.help(mine, due, answer),
+            None => {
+                due.into_iter().for_each(Due::run);
+                None
+            }
+        }
+    }
+
     /// Queues a frame for another process.
     pub(crate) fn post(&self, process: ProcessId, outgoing: Outgoing) {
         if let Some(carrier) = &self.shared().carrier {
@@ -185,7 +204,7 @@ impl Hub {
         }
         let Some(link) = self.shared().links.get(&process) else { return };
         // Where no event of the socket will wake the I/O thread, it is told.
-        if matches!(link.send(outgoing), Flushed::Retry | Flushed::WriteEnded) {
+        if matches!(link.send(outgoing), Flushed::Full | Flushed::Retry | Flushed::WriteEnded) {
             self.shared().wake.wake();
         }
     }
@@ -198,13 +217,16 @@ impl Hub {
         let layout = Arc::clone(layout);
         let (exchange, links) = (Exchange::default(), BTreeMap::new());
         let shared = Shared { me, layout, router, exchange, links, wake, carrier: Some(carrier) };
-        Ok(Self { handle: Arc::new(Handle { shared: Arc::new(shared) }) })
+        Ok(Self { handle: Arc::new(Handle { shared: Arc::new(shared), duty: None }) })
     }
 
     /// Takes in what a carrier brought from another process. False if that breaks the protocol: then the connection
     /// has ended, as one of sockets would.
     pub(crate) fn receive(&self, from: ProcessId, packet: &Packet) -> bool {
-        let broken = packet.open(|frame, handles| io::accept(self.shared(), from, &frame, handles)).err();
+        // Whoever is due after it goes to its runtime when this is dropped.
+        let mut due = Vec::new();
+        let broken = packet.open(|frame, handles| io::accept(self.shared(), from, &frame, handles, &mut due)).err();
+        drop(due);
         let Some(violation) = broken else { return true };
         tracing::warn!(peer = %from, detail = %violation, "bootstrap.broken");
         self.end_connection(from, &Death::Broken(violation.to_string()));
@@ -237,9 +259,10 @@ impl Hub {
         let router = Router::new(me, &layout, Clock(Box::new(move || start.elapsed())));
         let exchange = Exchange::default();
         let shared = Arc::new(Shared { me, layout, router, exchange, links, wake, carrier: None });
+        let mut duty = None;
         if has_thread {
-            let io =
-                io::prepare(Arc::clone(&shared), readers).map_err(|errno| os("preparing epoll", errno))?;
+            let io = Duty::new(&shared, readers).map_err(|errno| os("preparing epoll", errno))?;
+            let io = Arc::clone(duty.insert(Arc::new(io)));
             let name = format!("symwin-io-{}", me.get());
             thread::Builder::new()
                 .name(name)
@@ -250,7 +273,7 @@ impl Hub {
                 })
                 .map_err(Arc::new)?;
         }
-        Ok(Self { handle: Arc::new(Handle { shared }) })
+        Ok(Self { handle: Arc::new(Handle { shared, duty }) })
     }
 }
 
@@ -258,6 +281,8 @@ impl Hub {
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
+    /// `None` where there are no connections.
+    duty: Option<Arc<Duty>>,
 }
 
 impl Drop for Handle {

@@ -1,17 +1,17 @@
-//! The I/O thread of a hub: reads every connection, goes on writing where a sender stopped, tells of deaths.
+//! A hub's I/O: reads every connection, goes on writing where a sender stopped, tells of deaths. Who does it, and when,
+//! is for [`duty`](super::duty).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
+use crate::actors::Due;
 use crate::bootstrap::carrier::Carrier;
 use crate::bootstrap::exchange::Exchange;
 use crate::bootstrap::frame::{Frame, Kind, decode_publication};
@@ -65,36 +65,24 @@ impl Wake {
     }
 }
 
-/// Prepares the loop; what the system refuses is refused here, before any thread is started.
-pub(crate) fn prepare(shared: Arc<Shared>, readers: Vec<(ProcessId, Reader)>) -> Result<IoLoop, Errno> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    if let Some(event) = &shared.wake.event {
-        epoll::add(&epoll, event, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-    }
-    let mut connections = BTreeMap::new();
-    for (process, reader) in readers {
-        let Some(link) = shared.links.get(&process) else { continue };
-        // Edges: a sender that found the socket full needs to tell nobody.
-        let events = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        epoll::add(&epoll, reader.socket(), epoll::EventData::new_u64(process.get().into()), events)?;
-        let link = Arc::clone(link);
-        // Looked at once without an event: something may have come before.
-        let connection =
-            Connection { link, reader, readable: true, write: Flushed::Full, retries: 0, retry_at: None };
-        connections.insert(process, connection);
-    }
-    let scratch = vec![0; SCRATCH_BYTES];
-    Ok(IoLoop { shared, epoll, connections, scratch, closing_until: None })
-}
-
+/// All connections of a hub, as whoever does its I/O has them.
 #[derive(Debug)]
-pub(crate) struct IoLoop {
+pub(crate) struct Connections {
     shared: Arc<Shared>,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     connections: BTreeMap<ProcessId, Connection>,
     scratch: Vec<u8>,
     /// Set once the last handle is gone.
     closing_until: Option<Instant>,
+}
+
+/// What is to do after the connections were served.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// The last handle is gone and the queues are written out.
+    Over,
+    /// Wait for events, at most so long.
+    Wait(Option<Timespec>),
 }
 
 #[derive(Debug)]
@@ -105,6 +93,9 @@ struct Connection {
     readable: bool,
     /// How far the queue got at the last flush.
     write: Flushed,
+    /// Room in the socket is an event. It is only where it is waited for: each frame that the peer reads makes room,
+    /// and would wake this thread.
+    awaits_room: bool,
     /// Flushes in a row that the kernel had no room for.
     retries: u32,
     /// Until then no descriptors are tried. (A refused attempt makes the socket writable anew, which is an
@@ -130,51 +121,66 @@ impl Connection {
     }
 }
 
-impl IoLoop {
-    /// Runs until the last handle is gone and the queues are written out. A panic ends every connection, by name.
-    pub(crate) fn run(mut self) {
-        let why = match catch_unwind(AssertUnwindSafe(|| self.turns())) {
-            Ok(Ok(())) => return self.close(),
-            Ok(Err(errno)) => format!("waiting for events failed: {errno}"),
-            Err(_) => {
-                "the I/O thread panicked; this is a bug in symwin or in an inbox, please report it".to_owned()
-            }
-        };
-        for process in self.connections.keys().copied().collect::<Vec<_>>() {
-            self.end(process, Death::Lost(why.clone()));
+impl Connections {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        epoll: &Arc<OwnedFd>,
+        readers: Vec<(ProcessId, Reader)>,
+    ) -> Result<Self, Errno> {
+        if let Some(event) = &shared.wake.event {
+            epoll::add(epoll, event, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         }
+        let mut connections = BTreeMap::new();
+        for (process, reader) in readers {
+            let Some(link) = shared.links.get(&process) else { continue };
+            epoll::add(epoll, reader.socket(), token(process), interest(false))?;
+            let link = Arc::clone(link);
+            // Looked at once without an event: something may have come before.
+            let connection = Connection {
+                link,
+                reader,
+                readable: true,
+                write: Flushed::Full,
+                awaits_room: false,
+                retries: 0,
+                retry_at: None,
+            };
+            connections.insert(process, connection);
+        }
+        let (shared, epoll) = (Arc::clone(shared), Arc::clone(epoll));
+        Ok(Self { shared, epoll, connections, scratch: vec![0; SCRATCH_BYTES], closing_until: None })
+    }
+
+    /// Serves every connection once. Actors that must be run come back in `due`.
+    pub(crate) fn turn(&mut self, events: &[epoll::Event], due: &mut Vec<Due>) -> Turn {
+        self.note(events);
+        // Read before the flush: what was queued when the last handle went is then seen by it.
+        let closing = self.shared.wake.closing.load(Ordering::Acquire);
+        for process in self.connections.keys().copied().collect::<Vec<_>>() {
+            self.serve(process, due);
+        }
+        if closing {
+            let until = *self.closing_until.get_or_insert_with(|| Instant::now() + SHUTDOWN_DEADLINE);
+            let out = |connection: &Connection| connection.write == Flushed::Idle;
+            if self.connections.values().all(out) || Instant::now() >= until {
+                return Turn::Over;
+            }
+        }
+        Turn::Wait(self.timeout())
     }
 
     /// Nobody is left who could hear of it.
-    fn close(self) {
-        for connection in self.connections.values() {
+    pub(crate) fn close(&mut self) {
+        for connection in std::mem::take(&mut self.connections).into_values() {
             connection.link.close();
         }
         tracing::debug!(process = %self.shared.me, "bootstrap.closed");
     }
 
-    fn turns(&mut self) -> Result<(), Errno> {
-        let mut events = Vec::with_capacity(EVENTS_MAX);
-        loop {
-            // Read before the flush: what was queued when the last handle went is then seen by it.
-            let closing = self.shared.wake.closing.load(Ordering::Acquire);
-            for process in self.connections.keys().copied().collect::<Vec<_>>() {
-                self.serve(process);
-            }
-            if closing {
-                let until = *self.closing_until.get_or_insert_with(|| Instant::now() + SHUTDOWN_DEADLINE);
-                let out = |connection: &Connection| connection.write == Flushed::Idle;
-                if self.connections.values().all(out) || Instant::now() >= until {
-                    return Ok(());
-                }
-            }
-            events.clear();
-            let timeout = self.timeout();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-            self.note(&events);
+    /// Ends every connection, by name.
+    pub(crate) fn end_all(&mut self, why: &str) {
+        for process in self.connections.keys().copied().collect::<Vec<_>>() {
+            self.end(process, Death::Lost(why.to_owned()));
         }
     }
 
@@ -215,7 +221,7 @@ impl IoLoop {
 
     /// Reads a share of what came, then writes what can be written. A death is judged only when nothing is left to
     /// read.
-    fn serve(&mut self, process: ProcessId) {
+    fn serve(&mut self, process: ProcessId, due: &mut Vec<Due>) {
         let Some(connection) = self.connections.get_mut(&process) else { return };
         let shared = &*self.shared;
         // What the peer sent before it stopped reading may have come after the last look: only an empty socket after
@@ -229,7 +235,7 @@ impl IoLoop {
                 break;
             }
             let (link, reader) = (&connection.link, &mut connection.reader);
-            match reader.look(&mut self.scratch, |frame, handles| take(shared, link, &frame, handles)) {
+            match reader.look(&mut self.scratch, |frame, handles| take(shared, link, &frame, handles, due)) {
                 Ok(Look::Data) => {}
                 Ok(Look::Empty) => connection.readable = false,
                 Ok(Look::End) => {
@@ -244,6 +250,13 @@ impl IoLoop {
         }
         connection.link.owe_acks(connection.reader.batches());
         connection.write_out(acknowledged);
+        let full = connection.write == Flushed::Full;
+        if full != connection.awaits_room {
+            // Room that there is by now is an event at once. A socket that cannot be watched has ended, and is read so.
+            let socket = connection.reader.socket();
+            connection.awaits_room =
+                epoll::modify(&self.epoll, socket, token(process), interest(full)).is_ok() && full;
+        }
         // The peer reads no more and all that it had sent is read: no event would tell of its end.
         if connection.write == Flushed::WriteEnded && ended.is_none() {
             if write_had_ended && !connection.readable {
@@ -275,6 +288,16 @@ impl IoLoop {
     }
 }
 
+/// Edges of a connection that are events.
+fn interest(room: bool) -> epoll::EventFlags {
+    let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    if room { events | epoll::EventFlags::OUT } else { events }
+}
+
+fn token(process: ProcessId) -> epoll::EventData {
+    epoll::EventData::new_u64(process.get().into())
+}
+
 fn lost(link: &Link, reader: &Reader) -> Death {
     let pid = link.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
     let place = if reader.is_within_frame() { " in the middle of a frame" } else { "" };
@@ -282,12 +305,18 @@ fn lost(link: &Link, reader: &Reader) -> Death {
 }
 
 /// One frame of a connection.
-fn take(shared: &Shared, link: &Link, frame: &Frame<'_>, handles: Handles) -> Result<(), Violation> {
+fn take(
+    shared: &Shared,
+    link: &Link,
+    frame: &Frame<'_>,
+    handles: Handles,
+    due: &mut Vec<Due>,
+) -> Result<(), Violation> {
     if frame.kind == Kind::Ack {
         let sane = link.acknowledged(frame.tag.seq);
         return if sane { Ok(()) } else { Err(Violation::new("descriptors were acknowledged twice")) };
     }
-    accept(shared, link.peer, frame, handles)
+    accept(shared, link.peer, frame, handles, due)
 }
 
 /// One frame of a peer: checked against who may send it, then handed on.
@@ -296,6 +325,7 @@ pub(crate) fn accept(
     peer: ProcessId,
     frame: &Frame<'_>,
     handles: Handles,
+    due: &mut Vec<Due>,
 ) -> Result<(), Violation> {
     let kind = match frame.kind {
         Kind::Publish => {
@@ -318,7 +348,7 @@ pub(crate) fn accept(
     if let Some(stray) = frame.to.iter().find(|rank| !here.contains(&rank.get())) {
         return Err(Violation::Other(format!("a frame for {stray}, which is not here")));
     }
-    hand_on(shared, frame, kind, handles)
+    hand_on(shared, frame, kind, handles, due)
 }
 
 fn hand_on(
@@ -326,13 +356,14 @@ fn hand_on(
     frame: &Frame<'_>,
     kind: SightingKind,
     handles: Handles,
+    due: &mut Vec<Due>,
 ) -> Result<(), Violation> {
     let body: Arc<[u8]> = Arc::from(frame.body);
     let from: Rank = frame.from;
     let (mut attachments, mut lost) = (handles.attachments, handles.lost);
     let arrival =
         Arrival { comm: frame.comm, from, to: &frame.to, kind, tag: frame.tag, bytes: frame.body.len() };
-    let delivered = shared.router.deliver(arrival, |index| match kind {
+    let make = |index| match kind {
         SightingKind::Abort => Notice::Abort { from, body: Arc::clone(&body) },
         SightingKind::Goodbye => Notice::Goodbye { from, body: Arc::clone(&body) },
         SightingKind::Message => {
@@ -341,8 +372,8 @@ fn hand_on(
             let lost = if first { lost.take() } else { None };
             Notice::Message(Incoming { from, tag: frame.tag, body: Arc::clone(&body), handles, lost })
         }
-    });
-    delivered.map_err(|_| {
+    };
+    shared.router.deliver_due(arrival, make, due).map_err(|_| {
         Violation::Other(format!(
             "more than {EARLY_FRAMES_MAX} frames or {EARLY_BYTES_MAX} bytes came for communicators that are not \
              joined here"
@@ -351,7 +382,6 @@ fn hand_on(
 }
 
 const WAKE: u64 = u64::MAX;
-const EVENTS_MAX: usize = 64;
 const SCRATCH_BYTES: usize = 64 << 10;
 /// How often one connection is read before the others have their turn.
 const LOOKS_A_TURN: usize = 16;

@@ -57,10 +57,12 @@ impl Outgoing {
 pub(crate) enum Flushed {
     /// The connection is closed.
     Closed,
-    /// The kernel refuses more bytes; the socket's becoming writable is an event.
+    /// The kernel refuses more bytes; the socket's becoming writable is an event, for who asked for it.
     Full,
     /// All is in the kernel.
     Idle,
+    /// Others wait before it; who wrote them last knows why.
+    Queued,
     /// The kernel has no room for descriptors in flight or for memory: try again soon. No event tells when.
     Retry,
     /// The peer has to acknowledge descriptors first.
@@ -95,7 +97,7 @@ impl Link {
         }
         let first = writer.is_empty();
         writer.queue.push_back(outgoing);
-        if first { writer.flush(true) } else { Flushed::Full }
+        if first { writer.flush(true) } else { Flushed::Queued }
     }
 
     /// Writes out what the kernel takes; descriptors only if `descriptors` says so.

@@ -10,7 +10,8 @@
 //! values: nothing is encoded and no descriptor is duplicated.
 //!
 //! # Between processes
-//! One connected unix stream socket for each pair of processes, one thread for each hub that has any. Frames are
+//! One connected unix stream socket for each pair of processes, one thread for each hub that has any, whose work is
+//! done by a thread that waits for its batch while there is one. Frames are
 //! versioned, length-capped and checksummed. Descriptors go in batches of at most 253, a few unacknowledged at a time,
 //! so that an unprivileged sender stays under the kernel's limit of descriptors in flight. Descriptors for
 //! which the receiver has no room cost that message its handles ([`Incoming::lost`]) and nothing else.
@@ -30,6 +31,7 @@
 
 pub(crate) mod carrier;
 mod connect;
+mod duty;
 mod endpoint;
 mod exchange;
 mod frame;
@@ -52,6 +54,7 @@ use std::time::Duration;
 pub use endpoint::Endpoint;
 pub use hub::{Hub, UnixOptions};
 
+use crate::actors::Due;
 use crate::ids::{CommId, Rank};
 
 /// How long a hub whose last handle is gone may still take to write out its queues.
@@ -185,6 +188,13 @@ pub trait Inbox: Send + Sync {
     /// Takes the notice. It must neither block nor call into the bootstrap (nor drop what does): it runs in the
     /// sender's or the I/O thread, under the hub's routing lock, which is what keeps the order.
     fn deliver(&self, notice: Notice);
+
+    /// As [`Inbox::deliver`]; gives back the actor that must be run for it, if it is one, to a thread that may run it
+    /// by itself, once the lock is given back.
+    fn deliver_due(&self, notice: Notice) -> Option<Due> {
+        self.deliver(notice);
+        None
+    }
 }
 
 /// When and where a peer was last heard of.

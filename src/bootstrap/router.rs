@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::actors::Due;
 use crate::bootstrap::layout::Layout;
 use crate::bootstrap::{Inbox, Notice, Sighting, SightingKind, Tag};
 use crate::ids::{CommId, ProcessId, Rank};
@@ -85,7 +86,17 @@ impl Router {
     pub(crate) fn deliver(
         &self,
         arrival: Arrival<'_>,
+        make: impl FnMut(usize) -> Notice,
+    ) -> Result<(), Overflow> {
+        self.deliver_due(arrival, make, &mut Vec::new())
+    }
+
+    /// As [`Router::deliver`]; the actors that must be run for it come back in `due`.
+    pub(crate) fn deliver_due(
+        &self,
+        arrival: Arrival<'_>,
         mut make: impl FnMut(usize) -> Notice,
+        due: &mut Vec<Due>,
     ) -> Result<(), Overflow> {
         let source = self.layout.process_of(arrival.from);
         let quota = source.and_then(|source| self.quotas.get(&source));
@@ -106,7 +117,7 @@ impl Router {
             let slot = comm.slots.entry(rank).or_default();
             match &mut slot.place {
                 Place::Left => continue,
-                Place::Joined { inbox, .. } => inbox.deliver(make(index)),
+                Place::Joined { inbox, .. } => due.extend(inbox.deliver_due(make(index))),
                 Place::Early(kept) => {
                     if ticket.is_none() {
                         ticket = quota.map(|quota| Quota::take(quota, arrival.bytes)).transpose()?;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::config::{Config, variable};
 use super::{Communicator, Shared};
-use crate::actors::{Rejected, Runtime, WeakAddr};
+use crate::actors::{Due, Rejected, Runtime, WeakAddr};
 use crate::bootstrap::{Hub, Inbox, Notice, Tag, UnixOptions};
 use crate::devr::actor::CommActor;
 use crate::devr::agreed::{Agreed, Introduction, PROTOCOL};
@@ -291,8 +291,12 @@ struct ActorInbox {
 
 impl Inbox for ActorInbox {
     fn deliver(&self, notice: Notice) {
-        let Some(actor) = self.actor.upgrade() else { return };
-        let Some(core) = self.core.upgrade() else { return };
+        drop(self.deliver_due(notice));
+    }
+
+    fn deliver_due(&self, notice: Notice) -> Option<Due> {
+        let actor = self.actor.upgrade()?;
+        let core = self.core.upgrade()?;
         // A message of a round changes what the actor finds, whether it is told or not.
         core.runtime.touched(actor.id());
         let message = match notice {
@@ -303,7 +307,7 @@ impl Inbox for ActorInbox {
                 let from = incoming.from;
                 match core.rounds.deliver(incoming) {
                     Ok(true) => CommMsg::Arrived,
-                    Ok(false) => return,
+                    Ok(false) => return None,
                     Err(detail) => CommMsg::Notice(Notice::Broken { ranks: vec![from], detail }),
                 }
             }
@@ -312,11 +316,16 @@ impl Inbox for ActorInbox {
         // An abort is heard at once; everything else stays in the order in which the peer sent it.
         if matches!(message, CommMsg::Notice(Notice::Abort { .. })) {
             let _ = actor.control(message);
-            return;
+            return None;
         }
-        if let Err(Rejected::Full(last)) = actor.tell(message) {
-            let detail = format!("more messages than the protocol allows; the last one was {last:?}");
-            let _ = actor.control(CommMsg::Overflow(detail));
+        match actor.tell_due(message) {
+            Ok(due) => due,
+            Err(Rejected::Full(last)) => {
+                let detail = format!("more messages than the protocol allows; the last one was {last:?}");
+                let _ = actor.control(CommMsg::Overflow(detail));
+                None
+            }
+            Err(Rejected::Closed(_)) => None,
         }
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 pub use config::Config;
 use create::Process;
 
-use crate::actors::{Addr, Lost, Ticket};
+use crate::actors::{ActorId, Addr, Due, Lost, Runtime, Ticket};
 use crate::devr::core::Core;
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::dev_comm_handle::DevComm;
@@ -22,7 +22,7 @@ use crate::devr::mail::CommMsg;
 use crate::devr::request::Batch;
 use crate::devr::status::Status;
 use crate::devr::team::Team;
-use crate::devr::window::{Window, WindowEntry};
+use crate::devr::window::Window;
 use crate::driver::{DeviceError, DeviceInfo};
 use crate::driver::buffers::{Buffer, BufferAllocator};
 use crate::error::{Error, Misuse, Peer, Result};
@@ -77,10 +77,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Hands a batch to the actor. One that has ended drops it, which answers everyone.
-    pub(crate) fn send(&self, batch: Batch) {
+    /// Its actor's number.
+    pub(crate) fn actor_id(&self) -> ActorId {
+        self.actor.id()
+    }
+
+    /// Hands a batch to the actor, which comes back if it must be run for it. One that has ended drops the batch, which
+    /// answers everyone.
+    pub(crate) fn send(&self, batch: Batch) -> Option<Due> {
         self.core.runtime.pause();
-        let _ = self.actor.queue(CommMsg::Batch(batch));
+        self.actor.queue_due(CommMsg::Batch(batch)).ok().flatten()
     }
 
     /// See [`Communicator::abort`].
@@ -183,6 +189,13 @@ impl Communicator {
             deadline: core.deadline,
         };
         Ok(rank.start(&self.shared.process))
+    }
+
+    /// What runs its actor. Threads that a program starts through it ([`Runtime::host`]) are part of the schedule where
+    /// this is a simulation.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.shared.core.runtime
     }
 
     /// The communicator's name.
@@ -313,7 +326,7 @@ impl Communicator {
     /// buffers. Waits for nobody and takes no lock.
     #[must_use]
     pub fn find_window(&self, address: *const u8, len: usize) -> Option<Window> {
-        self.shared.core.index.find_map(address.addr(), len, WindowEntry::window)
+        Window::find(&self.shared.core.index, address.addr(), len)
     }
 
     /// The collectives' own device communicator, once a window with [`WindowFlags::COLL_SYMMETRIC`] has brought it
@@ -383,7 +396,8 @@ impl Communicator {
         let core = &self.shared.core;
         let (reply, ticket) = core.runtime.reply();
         if self.shared.actor.queue(CommMsg::Finalize(reply)).is_err() {
-            return Err(core.closed());
+            // This handle has not closed it, so its actor was ended: the error says why.
+            return Err(self.shared.lost());
         }
         Ok(ticket)
     }

@@ -100,7 +100,7 @@ impl Watch {
             failed: AtomicU32::new(0),
             error: OnceLock::new(),
             hook,
-            cores: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+            cores: cores(),
             waitv: AtomicBool::new(waitv),
             turns: TURNS,
         }
@@ -249,6 +249,12 @@ impl Watch {
         let waits = [awaited, failure];
         futex::waitv(&waits, futex::WaitvFlags::empty(), Some(&until), ClockId::Monotonic).map(|_| ())
     }
+}
+
+/// The cores that this process may use. Asked once: the system reads files to answer.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 impl fmt::Debug for Watch {

@@ -15,7 +15,7 @@ use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
 /// The version of the messages between ranks. Ranks of different versions do not form a communicator.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// The stride is a multiple of this, so that device code adds to the high 32 bits of an address only.
 pub(crate) const STRIDE_UNIT: u64 = 1 << 32;

@@ -18,13 +18,14 @@ use super::flush::made::MulticastRange;
 use super::flush::message::{MemoryId, Token};
 use super::index::WindowIndex;
 use super::mail::{Closing, CommMsg};
+use super::numbers::NumberMap;
 use super::objects::Objects;
 use super::owned::{Binding, Held, release_all};
 use super::replicated::Replicated;
 use super::rounds::Rounds;
 use super::status::Board;
 use super::turns::Turns;
-use super::window::WindowEntry;
+use super::window::Counted;
 use super::zoo::Bug;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
@@ -47,7 +48,7 @@ pub(crate) struct Core {
     /// How kernels and barriers learn of a failure.
     pub(crate) watch: Arc<Watch>,
     /// The windows of this rank by address.
-    pub(crate) index: WindowIndex<WindowEntry>,
+    pub(crate) index: WindowIndex<Counted>,
     /// What arrived of the rounds.
     pub(crate) rounds: Rounds,
     /// What `status` shows.
@@ -342,8 +343,8 @@ pub(crate) struct LocalMulticast {
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     next: u64,
-    by_handle: HashMap<Handle, Named>,
-    by_token: HashMap<Token, Handle>,
+    by_handle: NumberMap<Handle, Named>,
+    by_token: NumberMap<Token, Handle>,
 }
 
 #[derive(Debug)]

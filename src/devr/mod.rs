@@ -27,6 +27,7 @@ pub(crate) mod flat;
 pub(crate) mod flush;
 pub mod index;
 pub(crate) mod mail;
+pub(crate) mod numbers;
 pub(crate) mod objects;
 pub(crate) mod owned;
 pub(crate) mod replicated;

@@ -3,13 +3,15 @@
 //! It changes at two places only: [`Replicated::open`] applies what offers carry (quarantines, then
 //! retirements), and [`Replicated::commit`] takes in a decision that every rank voted for.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::Xxh3;
+use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::flush::decide::{Decision, NewMemory};
 use super::flush::message::{MemoryId, Offer, Token};
+use super::numbers::NumberMap;
 use super::space::Space;
 
 /// A memory's identity: for each LSA rank, its allocations in order of address and the shift at which they are
@@ -21,7 +23,7 @@ pub(crate) struct Key(pub(crate) Vec<KeyPart>);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyPart {
     /// Its allocations.
-    pub(crate) tokens: Vec<Token>,
+    pub(crate) tokens: SmallVec<[Token; 2]>,
     /// Bytes from the memory's offset to the first of them.
     pub(crate) shift: u64,
 }
@@ -49,9 +51,9 @@ pub(crate) struct Replicated {
     /// Every memory that some rank has not retired.
     pub(crate) memories: BTreeMap<MemoryId, Memory>,
     /// Memories that no rank has retired, by key.
-    shared: HashMap<Arc<Key>, MemoryId>,
+    shared: NumberMap<Arc<Key>, MemoryId>,
     /// In how many memories each token of LSA rank `me` is.
-    known: HashMap<Token, u32>,
+    known: NumberMap<Token, u32>,
     /// Teams with a multicast object, by their LSA ranks.
     pub(crate) multicast: BTreeSet<Vec<u32>>,
     me: u32,
@@ -64,8 +66,8 @@ impl Replicated {
             space: Space::new(stride),
             next_memory: 0,
             memories: BTreeMap::new(),
-            shared: HashMap::new(),
-            known: HashMap::new(),
+            shared: NumberMap::default(),
+            known: NumberMap::default(),
             multicast: BTreeSet::new(),
             me,
         }
@@ -130,9 +132,10 @@ impl Replicated {
 
     /// A digest that is equal on all ranks of the team after every batch (P-1).
     pub(crate) fn digest(&self, seq: u64) -> u64 {
-        let mut hash = Xxh3::new();
-        self.space.digest(&mut |bytes| hash.update(bytes));
-        let mut number = |n: u64| hash.update(&n.to_le_bytes());
+        // Hashed in one piece: a call for each number would take longer than the hashing.
+        let mut bytes = Vec::with_capacity(64 * (self.memories.len() + 2));
+        self.space.digest(&mut |piece| bytes.extend_from_slice(piece));
+        let mut number = |n: u64| bytes.extend_from_slice(&n.to_le_bytes());
         number(seq);
         number(self.next_memory);
         for (id, memory) in &self.memories {
@@ -146,7 +149,7 @@ impl Replicated {
             team.iter().for_each(|&lsa| number(u64::from(lsa)));
             number(u64::MAX);
         }
-        hash.digest()
+        xxh3_64(&bytes)
     }
 
     fn insert(&mut self, new: &NewMemory) {

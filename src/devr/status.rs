@@ -203,16 +203,20 @@ impl Board {
 
     /// Counts of what the actor owns.
     pub(crate) fn committed(&self, state: &State) {
-        let counts = Counts::of(state);
         let mut inner = self.inner.lock();
         let status = &mut inner.status;
-        status.memories = counts.memories;
+        status.memories = state.memories.len();
         status.agreed_memories = state.replicated.memories.len();
-        status.allocations = counts.allocations;
+        status.allocations = state.tokens.len();
         status.space_bytes = state.replicated.space.allocated_bytes();
         status.quarantined_bytes = state.quarantined_bytes();
-        status.shadow_slots = counts.shadow_slots;
-        status.table_slots = counts.table_slots;
+        if let Some(objects) = &state.objects {
+            status.shadow_slots = objects.windows.counts().slots;
+            status.table_slots = objects.table.counts().live;
+        } else {
+            status.shadow_slots = 0;
+            status.table_slots = 0;
+        }
     }
 
     /// The close has given up: what this rank has mapped stays so.
@@ -230,6 +234,12 @@ impl Board {
             inner.history.pop_front();
             inner.first += 1;
         }
+    }
+
+    /// Rounds and messages that this rank has sent, and batches that have ended.
+    pub(crate) fn sent(&self) -> (u64, u64, u64) {
+        let inner = self.inner.lock();
+        (inner.status.rounds, inner.status.messages, inner.status.batches)
     }
 
     /// How the latest batches ended, each with its number, and whether the communicator has failed or is closed.

@@ -1,17 +1,18 @@
 //! Windows: one range of every rank's memory, side by side.
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::core::Core;
 use super::flush::message::{MemoryId, WindowFlags};
-use super::index::Node;
+use super::index::{Indexed, Node, Reader, WindowIndex};
 use super::mail::Closing;
 use super::request::WindowRequest;
 use super::shadow::Slot;
@@ -32,17 +33,30 @@ use crate::ids::{LsaRank, Rank};
 /// Pointers are raw: they may be used until *this rank* closes the window (P-3), and what other ranks do meanwhile
 /// is for barriers to order. [`Window::read`] and [`Window::write`] copy safely.
 #[derive(Clone)]
-pub struct Window(Arc<Inner>);
+pub struct Window(Arc<Counted>);
 
-/// A window as the index holds it: it does not keep the window open.
-#[derive(Clone, Debug)]
-pub(crate) struct WindowEntry(Weak<Inner>);
+/// What handles count. Apart from the rest, so that the counts of many windows may lie close together: a lookup
+/// touches nothing else of a window. Threads that look up neighbours share a line for that.
+#[derive(Debug)]
+pub(crate) struct Counted(Box<Inner>);
 
-impl WindowEntry {
-    /// The window, unless its last handle is being dropped.
-    pub(crate) fn window(&self) -> Option<Window> {
-        self.0.upgrade().map(Window)
+impl Deref for Counted {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
     }
+}
+
+impl Indexed for Counted {
+    fn node(&self) -> Option<&Node> {
+        self.0.node.as_ref()
+    }
+}
+
+thread_local! {
+    /// What this thread's lookups have seen, of any communicator.
+    static READER: RefCell<Reader<Counted>> = const { RefCell::new(Reader::new()) };
 }
 
 /// Where a window is.
@@ -64,10 +78,10 @@ pub(crate) struct Place {
     pub(crate) view: View,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     core: Arc<Core>,
-    /// Itself, as lookups know it.
-    node: Option<Arc<Node<WindowEntry>>>,
+    /// Where lookups find it. `None` of a window without bytes, which prepare has refused.
+    node: Option<Node>,
     place: Place,
     request: WindowRequest,
     /// The buffer under it, until it is closed.
@@ -78,25 +92,41 @@ struct Inner {
 }
 
 impl Window {
-    pub(crate) fn open(
+    /// A window that has no handle yet.
+    pub(crate) fn make(
         core: &Arc<Core>,
         place: Place,
         mut request: WindowRequest,
         sizes: Option<Arc<[u64]>>,
-    ) -> Self {
+    ) -> Box<Inner> {
         let keep = Mutex::new(request.keep.take());
         if let Some(sizes) = &sizes {
             core.sizes.write().insert(place.struct_address as u64, Arc::clone(sizes));
         }
-        Self(Arc::new_cyclic(|this| Inner {
+        Box::new(Inner {
             core: Arc::clone(core),
-            node: Node::new(request.address, request.size, WindowEntry(this.clone())).map(Arc::new),
+            node: Node::new(request.address, request.size),
             place,
             request,
             keep,
             sizes,
             closed: AtomicBool::new(false),
-        }))
+        })
+    }
+
+    /// The first handle.
+    pub(crate) fn open(inner: Box<Inner>) -> Self {
+        Self(Arc::new(Counted(inner)))
+    }
+
+    /// The innermost open window that holds all of a range.
+    pub(crate) fn find(index: &WindowIndex<Counted>, address: usize, len: usize) -> Option<Self> {
+        let with_reader = READER.try_with(|reader| {
+            reader.try_borrow_mut().map(|mut reader| index.find_with(&mut reader, address, len))
+        });
+        // A thread that ends has no reader any more.
+        let found = if let Ok(Ok(found)) = with_reader { found } else { index.find(address, len) };
+        found.map(Self)
     }
 
     /// The window's size in bytes on this rank.
@@ -253,9 +283,9 @@ impl Window {
         if self.0.close() { Ok(()) } else { Err(self.stale().into()) }
     }
 
-    /// What lookups find it by. `None` of a window without bytes, which prepare has refused.
-    pub(crate) fn node(&self) -> Option<Arc<Node<WindowEntry>>> {
-        self.0.node.clone()
+    /// What the index holds of it.
+    pub(crate) fn counted(&self) -> &Arc<Counted> {
+        &self.0
     }
 
     /// The window inside a host kernel of this rank that has begun.

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 pub use pending::{CommResult, GroupError, Pending, Submitted};
 pub use region::{Region, Registration};
 
+use crate::actors::Due;
 use crate::comm::{Communicator, Shared};
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::dev_comm_handle::DevComm;
@@ -128,19 +129,30 @@ impl Group {
         }
     }
 
-    /// Sends every batch and waits for all of them, each at most as long as its communicator's deadline.
+    /// Sends every batch and waits for all of them, each at most as long as its communicator's deadline. Meanwhile this
+    /// thread does the last one's work, as far as nobody else is at it.
     ///
     /// # Errors
     /// [`GroupError`] with one result for each communicator if any of them failed.
     pub fn end(self) -> Result<Vec<CommResult>, GroupError> {
-        self.submit().wait()
+        let mut parts = self.close();
+        // This thread has nothing else to do: it runs the last one's actor by itself.
+        let last = parts.pop();
+        let send = |part: Part| part.send(self.name.clone(), false);
+        let mut sent: Vec<_> = parts.into_iter().map(|part| (send(part).0, None)).collect();
+        sent.extend(last.map(send).map(|(mut last, due)| {
+            let outcome = last.drive(due);
+            (last, outcome)
+        }));
+        Submitted::new(sent).wait()
     }
 
     /// Sends every batch and returns at once.
     #[must_use = "the results of the batches come from it"]
     pub fn submit(self) -> Submitted {
         let parts = self.close();
-        Submitted::new(parts.into_iter().map(|part| part.send(self.name.clone(), false)).collect())
+        let sent = parts.into_iter().map(|part| (part.send(self.name.clone(), false).0, None));
+        Submitted::new(sent.collect())
     }
 
     /// Nothing is queued any more, and the pendings are on their way.
@@ -168,8 +180,8 @@ impl Group {
 }
 
 impl Part {
-    /// Sends the batch to its actor.
-    fn send(self, group: Option<String>, abandoned: bool) -> pending::Sent {
+    /// Sends the batch to its actor, which comes back if it must be run for it.
+    fn send(self, group: Option<String>, abandoned: bool) -> (pending::Sent, Option<Due>) {
         let core = &self.comm.core;
         let (done, ticket) = core.runtime.reply();
         let (requests, answers) = self.windows.into_iter().chain(self.dev_comms).unzip();
@@ -183,8 +195,8 @@ impl Part {
         );
         let deadline = core.runtime.now() + core.deadline;
         let batch = Batch { work, answers, done: Some(done), deadline };
-        self.comm.send(batch);
-        pending::Sent { comm: self.comm, ticket }
+        let due = self.comm.send(batch);
+        (pending::Sent { comm: self.comm, ticket }, due)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::actors::{Lost, Ticket};
+use crate::actors::{Due, Lost, Ticket};
 use crate::comm::Shared;
 use crate::error::{Error, FailureCause, Misuse, Result};
 use crate::ids::Rank;
@@ -119,14 +119,30 @@ pub(super) struct Sent {
     pub(super) ticket: Ticket<Result<()>>,
 }
 
+impl Sent {
+    /// Runs the batch in this thread as far as the runtime lets it, its I/O included. Its outcome, unless it comes some
+    /// other way.
+    pub(super) fn drive(&mut self, due: Option<Due>) -> Option<Result<()>> {
+        let core = &self.comm.core;
+        if !core.runtime.lends() {
+            return None;
+        }
+        let endpoint = core.endpoint()?;
+        let ticket = &mut self.ticket;
+        let outcome = endpoint.help(self.comm.actor_id(), due, |cx| Pin::new(&mut *ticket).poll(cx))?;
+        Some(outcome.unwrap_or_else(|Lost| Err(self.comm.lost())))
+    }
+}
+
 /// The batches of a group on their way. Dropping it does not stop them.
 pub struct Submitted {
     sent: Vec<(Sent, Option<Result<()>>)>,
 }
 
 impl Submitted {
-    pub(super) fn new(sent: Vec<Sent>) -> Self {
-        Self { sent: sent.into_iter().map(|sent| (sent, None)).collect() }
+    /// Some may have ended.
+    pub(super) fn new(sent: Vec<(Sent, Option<Result<()>>)>) -> Self {
+        Self { sent }
     }
 
     /// Waits for all batches, each bounded by its own deadline.

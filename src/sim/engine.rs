@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -37,6 +38,11 @@ pub(super) type Program = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(super) struct Engine {
     /// Itself, for timers.
     me: Weak<Self>,
+    /// Nanoseconds of virtual time, as in the state: for who has no need of the lock.
+    now: AtomicU64,
+    next_gate: AtomicU64,
+    /// States are told apart.
+    prints: bool,
     state: Mutex<State>,
     /// For host 0: the baton came back.
     main: Condvar,
@@ -55,8 +61,7 @@ pub(super) struct State {
     current: TaskId,
     in_step: bool,
     pub(super) steps: u64,
-    /// Handler calls, deliveries and polls of each kind of task, by its first letter, are not told apart: a digest of
-    /// what ran in which order.
+    /// Of what ran in which order.
     digest: u64,
     hosts: Vec<Host>,
     /// Who blocks on a gate.
@@ -66,7 +71,6 @@ pub(super) struct State {
     /// The host whose program goes on.
     resumed: Option<usize>,
     scripts: Vec<Script>,
-    next_gate: u64,
     pub(super) net: Net,
     pub(super) plan: Plan,
     pub(super) prints: Option<Prints>,
@@ -128,7 +132,8 @@ const BATON_LIMIT: Duration = Duration::from_secs(60);
 
 impl Engine {
     pub(super) fn new(chooser: Chooser, plan: Plan, steps_max: u64) -> Arc<Self> {
-        let prints = chooser.tells_states_apart().then(Prints::default);
+        let tells = chooser.tells_states_apart();
+        let prints = tells.then(Prints::default);
         let state = State {
             now: Time::ZERO,
             timers: TimerQueue::default(),
@@ -145,7 +150,6 @@ impl Engine {
             holder: MAIN,
             resumed: None,
             scripts: Vec::new(),
-            next_gate: 0,
             net: Net::default(),
             plan,
             prints,
@@ -156,7 +160,14 @@ impl Engine {
             panics: Vec::new(),
             steps_max,
         };
-        Arc::new_cyclic(|me| Self { me: Weak::clone(me), state: Mutex::new(state), main: Condvar::new() })
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            now: AtomicU64::new(0),
+            next_gate: AtomicU64::new(0),
+            prints: tells,
+            state: Mutex::new(state),
+            main: Condvar::new(),
+        })
     }
 
     /// The state. Never held while anything of the world runs.
@@ -165,7 +176,8 @@ impl Engine {
     }
 
     pub(super) fn now(&self) -> Time {
-        self.state.lock().now
+        // One thread runs at a time, and the baton's lock orders them.
+        Time::ZERO + Duration::from_nanos(self.now.load(Ordering::Relaxed))
     }
 
     pub(super) fn ready(&self, cell: Arc<dyn Runnable>) {
@@ -184,17 +196,21 @@ impl Engine {
     }
 
     pub(super) fn new_gate(&self) -> GateId {
-        let mut state = self.state.lock();
-        let id = state.next_gate;
-        state.next_gate += 1;
-        let current = state.current;
-        if let Some(prints) = &mut state.prints {
-            prints.owns(id, current);
+        let id = self.next_gate.fetch_add(1, Ordering::Relaxed);
+        if self.prints {
+            let mut state = self.state.lock();
+            let current = state.current;
+            if let Some(prints) = &mut state.prints {
+                prints.owns(id, current);
+            }
         }
         GateId::new(id)
     }
 
     pub(super) fn touched(&self, id: ActorId) {
+        if !self.prints {
+            return;
+        }
         let mut state = self.state.lock();
         if let Some(prints) = &mut state.prints {
             prints.touch(TaskId::actor(id));
@@ -367,9 +383,13 @@ impl Engine {
         (actors, std::mem::take(&mut state.timers))
     }
 
-    /// How many steps were made and the time, unless someone is looking.
-    pub(super) fn try_at(&self) -> Option<(u64, Time)> {
-        self.state.try_lock().map(|state| (state.steps, state.now))
+    /// How many steps were made, the time, and the program that runs, if one does; unless someone is looking.
+    pub(super) fn try_at(&self) -> Option<(u64, Time, Option<String>)> {
+        let state = self.state.try_lock()?;
+        let host = state.hosts.iter().zip(0..).find(|(_, number)| state.current == TaskId::host(*number));
+        let script = state.scripts.iter().zip(0..).find(|(_, number)| state.current == TaskId::script(*number));
+        let name = host.map(|(host, _)| &host.name).or(script.map(|(script, _)| &script.name));
+        Some((state.steps, state.now, name.cloned()))
     }
 
     /// The host or script of this task, for messages.
@@ -572,6 +592,7 @@ impl Engine {
         }
         state.digest = mix(state.digest, count);
         let since = u64::try_from(now.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX);
+        self.now.store(since, Ordering::Relaxed);
         if let Some(prints) = &mut state.prints {
             prints.time(since);
         }

@@ -118,6 +118,8 @@ pub(super) struct Plan {
     pub(super) late: Option<(usize, Duration)>,
     /// The communicators of the world, for those that faults pick.
     pub(super) comms: Vec<Weak<Shared>>,
+    /// Some of it is more than a delay.
+    pub(super) may_fail: bool,
     /// What was drawn, in words.
     pub(super) drawn: Vec<String>,
 }
@@ -205,6 +207,7 @@ impl Plan {
                 }
                 _ => continue,
             };
+            plan.may_fail |= !(Faults::DELAY | Faults::SLOW).contains(fault);
             plan.drawn.push(if told.is_empty() { name.to_owned() } else { format!("{name} {told}") });
         }
         // Stable: a partition comes before its end.

@@ -23,6 +23,8 @@ pub(super) struct Net {
     processes: Vec<Place>,
     links: Vec<Link>,
     by_ends: HashMap<(usize, usize), usize>,
+    /// The world is over: nothing is taken any more.
+    closed: bool,
     /// What faults of the network did, for reports.
     pub(super) counts: NetCounts,
 }
@@ -124,6 +126,9 @@ impl Net {
 
     /// Puts a packet on its link, to be delivered from `at` on. Says which link has something new, if it has.
     fn send(&mut self, from: usize, to: usize, packet: Packet, at: Time) -> Option<(usize, Time)> {
+        if self.closed {
+            return None;
+        }
         let link = self.link(from, to);
         if self.links[link].closed {
             self.counts.refused += 1;
@@ -211,8 +216,9 @@ impl Net {
         self.processes.get(process)?.runtime.upgrade()
     }
 
-    /// Lets go of the processes' hubs.
+    /// The world is over. Lets go of the processes' hubs.
     pub(super) fn clear(&mut self) -> impl Sized + use<> {
+        self.closed = true;
         (std::mem::take(&mut self.processes), std::mem::take(&mut self.links))
     }
 }

@@ -77,6 +77,12 @@ impl Policy {
         self
     }
 
+    /// How many runs there are, at most for depth-first.
+    #[must_use]
+    pub const fn run_count(&self) -> u64 {
+        self.runs
+    }
+
     /// Its name.
     #[must_use]
     pub const fn name(&self) -> &'static str {

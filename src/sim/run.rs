@@ -123,13 +123,13 @@ impl Sim {
             report.elapsed = start.elapsed();
             steps = if run.pruned { steps } else { run.steps.max(1) };
             if !run.broken.is_empty() {
-                return Err(Box::new(self.failure(number, run, &build)));
+                return Err(Box::new(self.failure(number, run, report, &build)));
             }
             if self.verify_every > 0 && number % self.verify_every == 0 && !run.pruned {
                 let (again, _) = self.run(Chooser::of(&run.schedule), None, &build);
                 report.verified += 1;
                 if again.digest != run.digest {
-                    return Err(Box::new(nondeterminism(number, run, &again)));
+                    return Err(Box::new(nondeterminism(number, run, &again, report)));
                 }
             }
             let more = !policy.is_depth_first() || chooser.advance();
@@ -149,6 +149,7 @@ impl Sim {
         &self,
         number: u64,
         run: Run,
+        report: Report,
         build: &impl Fn(&Arc<World>) -> Result<()>,
     ) -> Failure {
         let story = Story::new();
@@ -159,7 +160,7 @@ impl Sim {
         if again.broken.is_empty() {
             broken.push("made again under the same schedule it did not fail: it depends on something else".to_owned());
         }
-        Failure { run: number, broken, faults: run.drawn, schedule: run.schedule, story: story.lines() }
+        Failure { run: number, broken, faults: run.drawn, schedule: run.schedule, story: story.lines(), report }
     }
 
     /// One run. Gives the chooser back, which depth-first goes on with.
@@ -221,13 +222,16 @@ impl Sim {
         broken.append(&mut world.inner.lock().failures);
         panic_out(&engine, &mut broken);
         drop(world.take_fleets());
-        let over = pruned || endless;
+        let kept = std::mem::take(&mut world.inner.lock().kept);
+        let over = pruned || endless || !kept.is_empty();
         let mut run = Run::new(&engine, broken, drawn);
+        run.traffic = Traffic::of(&world);
         if !over {
             engine.run();
             run.broken.extend(oracle::leaks(&world, undo_may_fail));
         }
         end(&engine);
+        drop(kept);
         for runtime in world.runtimes() {
             runtime.shut_down();
         }
@@ -255,14 +259,14 @@ fn panic_out(engine: &Engine, broken: &mut Vec<String>) {
     broken.append(&mut engine.state().panics);
 }
 
-fn nondeterminism(number: u64, run: Run, again: &Run) -> Failure {
+fn nondeterminism(number: u64, run: Run, again: &Run, report: Report) -> Failure {
     let what = format!(
         "the same schedule gave two runs: digest {:016x} in {} steps, and {:016x} in {}; the program depends on \
          something that is no part of the simulation (time, addresses, threads of its own, random numbers, the order \
          of a hash map)",
         run.digest, run.steps, again.digest, again.steps
     );
-    Failure { run: number, broken: vec![what], faults: run.drawn, schedule: run.schedule, story: Vec::new() }
+    Failure { run: number, broken: vec![what], faults: run.drawn, schedule: run.schedule, story: Vec::new(), report }
 }
 
 /// Calls that give something back: after a failed one something may be left.
@@ -282,6 +286,7 @@ struct Run {
     schedule: Schedule,
     pruned: bool,
     net: NetCounts,
+    traffic: Traffic,
 }
 
 impl Run {
@@ -295,6 +300,49 @@ impl Run {
             schedule: state.chooser.schedule(),
             pruned: state.pruned,
             net: state.net.counts,
+            traffic: Traffic::default(),
+        }
+    }
+}
+
+/// What the ranks of a run sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Batches of the communicator that had the most.
+    pub batches: u64,
+    /// The most rounds of any rank in one communicator.
+    pub rounds_max: u64,
+    /// The fewest: those within the LSA team.
+    pub rounds_min: u64,
+    /// The most messages of any rank in one communicator.
+    pub messages_max: u64,
+    /// Messages of all ranks.
+    pub messages: u64,
+}
+
+impl Traffic {
+    fn of(world: &World) -> Self {
+        let inner = world.inner.lock();
+        let mut traffic = Self { rounds_min: u64::MAX, ..Self::default() };
+        for rank in &inner.ranks {
+            let (rounds, messages, batches) = rank.board.sent();
+            traffic.batches = traffic.batches.max(batches);
+            traffic.rounds_max = traffic.rounds_max.max(rounds);
+            traffic.rounds_min = traffic.rounds_min.min(rounds);
+            traffic.messages_max = traffic.messages_max.max(messages);
+            traffic.messages += messages;
+        }
+        traffic.rounds_min = traffic.rounds_min.min(traffic.rounds_max);
+        traffic
+    }
+
+    /// Rounds of a batch that go between LSA teams: what leaders have more than others.
+    #[must_use]
+    pub const fn world_rounds(self) -> u64 {
+        match self.batches {
+            0 => 0,
+            batches => (self.rounds_max - self.rounds_min) / batches,
         }
     }
 }
@@ -327,6 +375,8 @@ pub struct Report {
     pub exhausted: bool,
     /// What the network carried, in all runs.
     pub net: NetCounts,
+    /// What the ranks of the latest run sent.
+    pub traffic: Traffic,
     /// In real time.
     pub elapsed: Duration,
 }
@@ -346,6 +396,7 @@ impl Report {
             faulty: 0,
             exhausted: false,
             net: NetCounts::default(),
+            traffic: Traffic::default(),
             elapsed: Duration::ZERO,
         }
     }
@@ -358,6 +409,7 @@ impl Report {
         self.digests += u64::from(digests.insert(run.digest));
         self.digest_of_digests = mix(self.digest_of_digests, run.digest);
         self.net.add(run.net);
+        self.traffic = run.traffic;
     }
 
     /// Steps a second, in real time.
@@ -383,6 +435,8 @@ pub struct Failure {
     pub schedule: Schedule,
     /// The events of the run in order, one line each.
     pub story: Vec<String>,
+    /// What was explored so far, this run included.
+    pub report: Report,
 }
 
 impl fmt::Display for Failure {

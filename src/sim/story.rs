@@ -59,15 +59,18 @@ impl Subscriber for Story {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        // Events of every actor's life are too many; what communicators do tells it.
-        if line.what.is_empty() || line.what.starts_with("actor.") {
+        // Every actor's life and every batch's phase are too much; what communicators do and say to each other tells it.
+        if line.what.is_empty() || line.what.starts_with("actor.") || line.what == "batch.phase" {
             return;
         }
         let engine = self.shared.engine.lock().upgrade();
         // Some events come from under the engine's lock: those have no step.
         let at = engine.as_deref().and_then(Engine::try_at);
-        let at = at.map_or_else(String::new, |(steps, now)| format!("{steps:>6} {:>10.1?}", now.since(Time::ZERO)));
-        self.shared.lines.lock().push(format!("{at:>17}  {:<20}{}{}", line.what, line.who, line.rest));
+        let (at, by) = at.map_or_else(Default::default, |(steps, now, by)| {
+            let at = format!("{steps:>6} {:>10.1?}", now.since(Time::ZERO));
+            (at, by.map(|by| format!(" by `{by}`")).unwrap_or_default())
+        });
+        self.shared.lines.lock().push(format!("{at:>17}  {:<18}{}{by}{}", line.what, line.who, line.rest));
     }
 
     fn enter(&self, _: &Id) {}

@@ -96,7 +96,6 @@ pub(super) struct WatchedRank {
     pub(super) comm: String,
     pub(super) rank: u32,
     pub(super) team: u32,
-    pub(super) process: usize,
     pub(super) board: Arc<Board>,
     pub(super) core: Weak<Core>,
 }
@@ -122,6 +121,8 @@ pub(super) struct Inner {
     pub(super) placed: BTreeMap<(String, u32, String), Seen>,
     /// What programs reported.
     pub(super) failures: Vec<String>,
+    /// Communicators that are still there when the world ends.
+    pub(super) kept: Vec<Communicator>,
 }
 
 impl World {
@@ -172,7 +173,6 @@ impl World {
             comm: format!("{} ({:?})", agreed.name, core.id),
             rank: agreed.rank.get(),
             team: agreed.team(),
-            process: agreed.process(agreed.rank).index(),
             board: Arc::clone(&core.board),
             core: Arc::downgrade(core),
         });
@@ -236,6 +236,12 @@ impl World {
         comm.finalize_undrained().await
     }
 
+    /// Keeps communicators until the world ends, which then says no goodbyes: in a world of thousands of ranks these
+    /// would be most of the steps. What is left at the end is not looked at.
+    pub fn keep(&self, comms: Vec<Communicator>) {
+        self.inner.lock().kept.extend(comms);
+    }
+
     /// Kills a process of the world, by its number: its peers hear so behind what it had sent.
     pub fn kill(&self, process: u32) {
         self.engine.kill(process as usize);
@@ -273,6 +279,21 @@ impl World {
         let mut state = self.engine.state();
         let before = state.digest();
         state.note(mix_bytes(before, what.as_bytes()));
+    }
+
+    pub(super) fn note_number(&self, what: u64) {
+        self.engine.state().note(what);
+    }
+
+    /// How late the program of a rank begins.
+    pub(super) fn late(&self, rank: u64) -> Option<Duration> {
+        let late = self.engine.state().plan.late;
+        late.filter(|(who, _)| *who as u64 == rank).map(|(_, after)| after)
+    }
+
+    /// Whether the faults of this run may make an operation fail.
+    pub(super) fn may_fail(&self) -> bool {
+        self.engine.state().plan.may_fail
     }
 
     /// Fails the run.

@@ -87,3 +87,16 @@ fn the_same_seed_gives_the_same_trace_and_another_seed_another() {
     assert_eq!(first.1.len(), 7 * 20);
     assert!((2..10).any(|seed| world(seed) != first), "the seed changes nothing");
 }
+
+#[test]
+fn a_scheduler_that_decides_who_runs_lends_no_actor() {
+    let (stepped, rt) = Stepped::new(1);
+    let log = Log::default();
+    let probe = rt.spawn("probe", 8, |_| super::Probe::new(&log));
+    stepped.run();
+    let due = probe.queue_due(super::Do::Note("noted")).unwrap().expect("it was idle");
+    due.run();
+    assert_eq!(log.all(), Vec::<String>::new());
+    stepped.run();
+    assert_eq!(log.all().first().map(String::as_str), Some("noted"));
+}

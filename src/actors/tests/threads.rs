@@ -380,3 +380,48 @@ fn the_last_handle_may_go_on_a_worker() {
     }
     until("the end of all threads", || found.iter().all(|thread| !thread.exists()));
 }
+
+#[test]
+fn who_holds_a_due_actor_runs_it_or_leaves_it_to_a_worker() {
+    let rt = Runtime::threads(1).unwrap();
+    let actor = rt.spawn("where", 8, |_| Where(Arc::new(Barrier::new(1))));
+    let (reply, mut ticket) = rt.reply();
+    let due = actor.queue_due(reply).unwrap().expect("it was idle");
+    assert_eq!(due.id(), Some(actor.id()));
+    let (second, mut second_ticket) = rt.reply();
+    assert!(actor.tell_due(second).unwrap().is_none(), "it is due already, in one pair of hands");
+    due.run();
+    assert_eq!(ticket.poll(), Some(Ok(this_thread())));
+    assert_eq!(second_ticket.poll(), Some(Ok(this_thread())));
+    let (reply, ticket) = rt.reply();
+    drop(actor.queue_due(reply).unwrap());
+    assert_ne!(wait(&rt, ticket), Ok(this_thread()));
+}
+
+#[test]
+fn deadlines_that_come_and_go_leave_the_timers_thread_asleep() {
+    const DEADLINES: u64 = 200;
+    let threads = Threads::start(1).unwrap();
+    let rt = Runtime::from_scheduler(Arc::<Threads>::clone(&threads));
+    let (reply, ticket) = rt.reply();
+    threads.timer(Time::ZERO, Box::new(move || reply.send(this_thread()).unwrap()));
+    let thread = wait(&rt, ticket).unwrap();
+    let sleeps = || -> u64 {
+        let status = std::fs::read_to_string(thread.join("status")).unwrap();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.unwrap().trim().parse().unwrap()
+    };
+    let before = sleeps();
+    for i in 0..DEADLINES {
+        let id = threads.timer(rt.now() + Duration::from_secs(60 + i), Box::new(|| {}));
+        // Looking takes long enough for a thread that was woken to sleep again.
+        sleeps();
+        threads.cancel(id);
+    }
+    let woken = sleeps() - before;
+    assert!(woken < DEADLINES / 10, "woken {woken} times");
+    // One that comes sooner is still rung in time.
+    let (reply, ticket) = rt.reply();
+    threads.timer(rt.now() + Duration::from_millis(1), Box::new(move || reply.send(5).unwrap()));
+    assert_eq!(wait(&rt, ticket), Ok(5));
+}

@@ -8,6 +8,7 @@ use symwin::coll::{DType, ReduceOp};
 
 use crate::bench::cli::BenchCommand;
 use crate::launch;
+use crate::sim;
 use crate::size::parse_bytes;
 
 /// Symmetric memory windows over all ranks, without a GPU.
@@ -44,6 +45,13 @@ pub(crate) enum Command {
     /// and standard error says which failed first and how. Nothing that the program has started outlives this.
     #[command(after_long_help = launch::EXAMPLES)]
     Launch(launch::LaunchArgs),
+    /// Explore symwin itself: many ranks in one process, under a scheduler that decides everything.
+    ///
+    /// Every rank drives several communicators in an order of its own and checks what it gets. Which step comes next, how
+    /// long messages take, what fails and when comes from the seed. After every run all ranks must have agreed, nothing
+    /// may be left, nobody may be stuck. A run that fails is told as a story, with the line that replays it.
+    #[command(after_long_help = sim::EXAMPLES)]
+    Sim(Box<sim::SimArgs>),
     /// One process of `--procs`. Takes its job from standard input.
     #[command(hide = true)]
     Child,

@@ -1,8 +1,9 @@
 //! The `symwin` program: the library's main job from the command line, and a launcher.
 //!
 //! `symwin run` starts ranks as threads or as processes, registers windows, reduces them and checks the result.
-//! `symwin bench` measures. `symwin launch` starts another program as processes of ranks. This file reads the command
-//! line; [`run`], [`bench`] and [`launch`] do the rest.
+//! `symwin bench` measures. `symwin launch` starts another program as processes of ranks. `symwin sim` explores the
+//! library under the deterministic runtime. This file reads the command line; [`run`], [`bench`], [`launch`] and [`sim`]
+//! do the rest.
 #![deny(unsafe_code)]
 
 mod bench;
@@ -23,6 +24,7 @@ mod rank;
 mod reduce;
 mod report;
 mod run;
+mod sim;
 mod size;
 mod spawn;
 mod table;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => prepare().and_then(|()| bench::run(&args)).map(|()| ExitCode::SUCCESS),
         Command::Child => prepare().and_then(|()| child::run()).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => prepare().and_then(|()| run::run(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Sim(args) => prepare().and_then(|()| sim::run(&args)),
         // The programs that these start find limits and environment as they were.
         Command::Launch(args) => launch::run(&args),
         Command::Supervise(args) => launch::supervise::run(&args),

@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod frames;
+mod help;
 mod loss;
 mod messages;
 mod processes;

@@ -1,6 +1,6 @@
 //! Step 6 of the flush: the one place where a batch changes what outlives it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::decide::{Decision, NewMemory, Placement};
@@ -11,11 +11,11 @@ use crate::device::peer::View;
 use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
-use crate::devr::index::Node;
+use crate::devr::numbers::NumberMap;
 use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
-use crate::devr::window::{Place, Window, WindowEntry};
+use crate::devr::window::{Counted, Inner, Place, Window};
 use crate::driver::DeviceError;
 use crate::error::{Misuse, Reason};
 
@@ -68,20 +68,18 @@ pub(crate) fn commit(
     core.board.undo_failures(&failed);
     let view = View::of(&*core.flat.range(&core.driver)?);
     let mut entries = Vec::with_capacity(work.requests.len());
-    let mut outputs = Vec::with_capacity(work.requests.len());
+    let mut results = Vec::with_capacity(work.requests.len());
     let mut drafts = drafts.0.into_iter();
     for (task, request) in work.requests.into_iter().enumerate() {
         let (Some(draft), place) = (drafts.next(), decision.placements[task]) else {
             return Err(Misuse::Other { what: "fewer device objects than tasks".to_owned() }.into());
         };
-        outputs.push(match request {
+        results.push(match request {
             Request::Window(request) => {
                 let sizes = decision.sizes[task].clone();
-                Output::Window(window(core, &mut state, view, sizes, request, &draft, place, &mut entries)?)
+                Real::Window(window(core, &mut state, view, sizes, request, &draft, place, &mut entries)?)
             }
-            Request::DevComm(_) => {
-                Output::DevComm(dev_comm(core, &mut state, prepared, task, &draft, place)?)
-            }
+            Request::DevComm(_) => Real::DevComm(dev_comm(core, &mut state, prepared, task, &draft, place)?),
         });
     }
     if prepared.collectives
@@ -94,15 +92,33 @@ pub(crate) fn commit(
     if let Some(objects) = state.objects.as_mut() {
         objects.publish(&entries)?;
     }
-    core.index.publish(outputs.iter().filter_map(Output::node).collect());
+    // All at once, so that what lookups count lies close together.
+    let outputs: Vec<_> = results.into_iter().map(Real::open).collect();
+    let windows: Vec<_> = outputs.iter().filter_map(Output::counted).collect();
+    core.index.publish(&windows);
     core.board.committed(&state);
     Ok(outputs)
 }
 
-impl Output {
-    fn node(&self) -> Option<Arc<Node<WindowEntry>>> {
+/// What a task has become, before it has a handle.
+enum Real {
+    Window(Box<Inner>),
+    DevComm(DevComm),
+}
+
+impl Real {
+    fn open(self) -> Output {
         match self {
-            Self::Window(window) => window.node(),
+            Self::Window(window) => Output::Window(Window::open(window)),
+            Self::DevComm(dev_comm) => Output::DevComm(dev_comm),
+        }
+    }
+}
+
+impl Output {
+    fn counted(&self) -> Option<Arc<Counted>> {
+        match self {
+            Self::Window(window) => Some(Arc::clone(window.counted())),
             Self::DevComm(_) => None,
         }
     }
@@ -111,7 +127,7 @@ impl Output {
 /// The new memories and multicast objects become the rank's.
 fn take_over(core: &Core, state: &mut State, decision: &Decision, parts: Parts) -> Vec<DeviceError> {
     let me = core.agreed.lsa_rank().index();
-    let mut mapped: HashMap<_, _> =
+    let mut mapped: NumberMap<_, _> =
         parts.mapped.into_iter().map(|memory| (memory.id, memory.mapped)).collect();
     for NewMemory { id, key, offset, span, .. } in &decision.new {
         let handles: Vec<_> =
@@ -149,7 +165,7 @@ fn window(
     draft: &Draft,
     place: Option<Placement>,
     entries: &mut Vec<(TableSlot, TableEntry)>,
-) -> Result<Window, Reason> {
+) -> Result<Box<Inner>, Reason> {
     let (Some(place), Some(slot)) = (place, draft.slot) else {
         return Err(Misuse::Other { what: "a window without a place".to_owned() }.into());
     };
@@ -167,7 +183,7 @@ fn window(
         struct_address,
         view,
     };
-    Ok(Window::open(core, place, request, sizes))
+    Ok(Window::make(core, place, request, sizes))
 }
 
 fn dev_comm(
@@ -194,9 +210,9 @@ fn dev_comm(
     let Some(plan) = prepared.plans[task].clone() else {
         return Err(Misuse::Other { what: "a device communicator without a plan".to_owned() }.into());
     };
-    let requirements = match prepared.offer.print(&prepared.offer.tasks[task]) {
-        Fingerprint::DevComm { requirements } => requirements,
-        Fingerprint::Window { .. } => {
+    let requirements = match prepared.offer.tasks.get(task).map(|task| prepared.offer.print(&task)) {
+        Some(Fingerprint::DevComm { requirements }) => requirements,
+        Some(Fingerprint::Window { .. }) | None => {
             return Err(
                 Misuse::Other { what: "a window with a device communicator's plan".to_owned() }.into()
             );

@@ -3,14 +3,16 @@
 //! Pure: no device, no clock, no network. The same offers and the same replicated state give the same decision
 //! on every rank, and its digest goes along with the vote to prove it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::message::{Fingerprint, MemoryId, Offer, TaskOffer, Token};
+use super::tasks::Run;
 use crate::devr::agreed::Agreed;
+use crate::devr::numbers::NumberMap;
 use crate::devr::replicated::{Key, KeyPart, Replicated};
 use crate::devr::space::Space;
 use crate::devr::zoo::Bug;
@@ -83,8 +85,12 @@ pub(crate) fn decide(
     refusals(agreed, offers)?;
     let new_teams = multicast_teams(state, agreed, offers)?;
     let mut draft = Draft::new(state, agreed, offers);
+    let mut all: Vec<_> = offers.iter().map(|o| o.tasks.iter()).collect();
     for task in 0..offers[0].tasks.len() {
-        draft.place(task)?;
+        // One of each rank: there are equally many.
+        let tasks: Row = all.iter_mut().filter_map(Iterator::next).collect();
+        draft.place(task, &tasks)?;
+        draft.before = tasks;
     }
     let missing = draft.missing();
     let digest = digest(state, seq, &draft, &missing, &new_teams);
@@ -106,25 +112,38 @@ fn refusals(agreed: &Agreed, offers: &[Arc<Offer>]) -> Result<(), Cause> {
             requests(&|o| o.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
         return Err(Cause::Mismatch { what: "the group's name".to_owned(), requests });
     }
-    let longest = offers.iter().map(|o| o.tasks.len()).max().unwrap_or(0);
-    let longest = if agreed.has_bug(Bug::PrintsIgnored) { 0 } else { longest };
-    // The same tuple of prints as of the task before needs no second look.
-    let as_before = |task: usize| {
-        task > 0
-            && offers
-                .iter()
-                .all(|o| o.tasks.get(task).map(|t| t.print) == o.tasks.get(task - 1).map(|t| t.print))
-    };
-    for task in (0..longest).filter(|&task| !as_before(task)) {
-        let prints = offers.iter().map(|o| o.tasks.get(task).map(|t| o.print(t)));
-        if let Some(difference) = difference(prints) {
-            let requests =
-                requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| o.print(t).describe()));
-            return Err(Cause::Mismatch { what: differing(difference, task), requests });
-        }
+    if let Some((difference, task)) = first_difference(offers)
+        && !agreed.has_bug(Bug::PrintsIgnored)
+    {
+        let requests =
+            requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| o.print(&t).describe()));
+        return Err(Cause::Mismatch { what: differing(difference, task), requests });
     }
     let faults: Vec<Fault> = offers.iter().flat_map(|o| o.refused.iter().cloned()).collect();
     if faults.is_empty() { Ok(()) } else { Err(Cause::Refused { faults }) }
+}
+
+/// In what the offers' tasks differ first, and which task that is.
+fn first_difference(offers: &[Arc<Offer>]) -> Option<(&'static str, usize)> {
+    let shortest = offers.iter().map(|o| o.tasks.len()).min().unwrap_or(0);
+    let longest = offers.iter().map(|o| o.tasks.len()).max().unwrap_or(0);
+    let mut runs: Vec<_> = offers.iter().map(|o| o.tasks.runs().peekable()).collect();
+    let mut task = 0;
+    // From one task to the next at which some rank asks for something else: the rows between need no look. Beyond the
+    // shortest they differ in number, so a peer that says it has a great many makes nobody look at them.
+    while task < shortest {
+        for of_rank in &mut runs {
+            while of_rank.next_if(|(start, run)| start + run.count as usize <= task).is_some() {}
+        }
+        let prints: Vec<_> =
+            runs.iter_mut().zip(offers).map(|(r, o)| r.peek().map(|(_, run)| o.print(&run.first))).collect();
+        if let Some(difference) = difference(prints.into_iter()) {
+            return Some((difference, task));
+        }
+        let end = |(start, run): &(usize, &Run)| start + run.count as usize;
+        task = runs.iter_mut().filter_map(|r| r.peek().map(end)).min().unwrap_or(shortest);
+    }
+    (shortest < longest).then_some((NUMBER, shortest))
 }
 
 /// What ranks differ in, for the error.
@@ -149,6 +168,9 @@ fn difference<'a>(mut prints: impl Iterator<Item = Option<&'a Fingerprint>>) -> 
     })
 }
 
+/// One task of each rank, by LSA rank.
+type Row = SmallVec<[TaskOffer; 8]>;
+
 /// The placements made so far.
 struct Draft<'a> {
     state: &'a Replicated,
@@ -158,7 +180,9 @@ struct Draft<'a> {
     placements: Vec<Option<Placement>>,
     sizes: Vec<Option<Arc<[u64]>>>,
     new: Vec<NewMemory>,
-    by_key: HashMap<Arc<Key>, usize>,
+    /// The task before the present one on each rank.
+    before: Row,
+    by_key: NumberMap<Arc<Key>, usize>,
     next: u64,
 }
 
@@ -172,13 +196,13 @@ impl<'a> Draft<'a> {
             placements: Vec::with_capacity(offers[0].tasks.len()),
             sizes: Vec::with_capacity(offers[0].tasks.len()),
             new: Vec::new(),
-            by_key: HashMap::new(),
+            before: Row::new(),
+            by_key: NumberMap::default(),
             next: state.next_memory,
         }
     }
 
-    fn place(&mut self, task: usize) -> Result<(), Cause> {
-        let tasks: SmallVec<[&TaskOffer; 16]> = self.offers.iter().map(|o| &o.tasks[task]).collect();
+    fn place(&mut self, task: usize, tasks: &[TaskOffer]) -> Result<(), Cause> {
         let differ = tasks.iter().any(|t| t.size != tasks[0].size);
         self.sizes.push(differ.then(|| tasks.iter().map(|t| t.size).collect()));
         if tasks.iter().zip(self.offers).all(|(t, o)| o.range(t).allocations.is_empty()) {
@@ -186,11 +210,11 @@ impl<'a> Draft<'a> {
             return Ok(());
         }
         let head = tasks.iter().map(|t| t.head).max().unwrap_or(0);
-        if let Some(Placement { memory, head: before, offset }) = self.same_memory(task, &tasks, head) {
+        if let Some(Placement { memory, head: before, offset }) = self.same_memory(tasks, head) {
             self.placements.push(Some(Placement { memory, head, offset: offset - before + head }));
             return Ok(());
         }
-        self.check_shifts(task, &tasks, head)?;
+        self.check_shifts(task, tasks, head)?;
         let key = Key(tasks
             .iter()
             .zip(self.offers)
@@ -204,7 +228,7 @@ impl<'a> Draft<'a> {
         } else if let Some(&index) = self.by_key.get(&key) {
             (self.new[index].id, self.new[index].offset)
         } else {
-            self.add(key, &tasks)?
+            self.add(key, tasks)?
         };
         self.placements.push(Some(Placement { memory, head, offset: offset + head }));
         Ok(())
@@ -212,17 +236,17 @@ impl<'a> Draft<'a> {
 
     /// The place of the task before, if this one has the same allocations at the same shifts, and so the same memory:
     /// windows come mostly in rows from one allocation, and need no key of their own then.
-    fn same_memory(&self, task: usize, tasks: &[&TaskOffer], head: u64) -> Option<Placement> {
+    fn same_memory(&self, tasks: &[TaskOffer], head: u64) -> Option<Placement> {
         let before = (*self.placements.last()?)?;
-        let same = tasks.iter().zip(self.offers).all(|(now, offer)| {
-            let then = &offer.tasks[task - 1];
-            now.range == then.range && head - now.head == before.head - then.head
-        });
+        let same = tasks
+            .iter()
+            .zip(&self.before)
+            .all(|(now, then)| now.range == then.range && head - now.head == before.head - then.head);
         same.then_some(before)
     }
 
     /// Every rank's allocations must be mappable at their shift.
-    fn check_shifts(&self, task: usize, tasks: &[&TaskOffer], head: u64) -> Result<(), Cause> {
+    fn check_shifts(&self, task: usize, tasks: &[TaskOffer], head: u64) -> Result<(), Cause> {
         let granularity = self.agreed.granularity;
         if tasks.iter().all(|t| (head - t.head).is_multiple_of(granularity)) {
             return Ok(());
@@ -242,7 +266,7 @@ impl<'a> Draft<'a> {
         Err(Cause::Refused { faults })
     }
 
-    fn add(&mut self, key: Key, tasks: &[&TaskOffer]) -> Result<(MemoryId, u64), Cause> {
+    fn add(&mut self, key: Key, tasks: &[TaskOffer]) -> Result<(MemoryId, u64), Cause> {
         let sizes: Arc<[u64]> =
             tasks.iter().zip(self.offers).map(|(t, o)| o.sizes(o.range(t)).sum()).collect();
         let span = key.0.iter().zip(sizes.iter()).map(|(part, size)| part.shift.saturating_add(*size)).max();
@@ -288,12 +312,14 @@ fn multicast_teams(
     offers: &[Arc<Offer>],
 ) -> Result<Vec<Vec<u32>>, Cause> {
     let mut new: Vec<Vec<u32>> = Vec::new();
-    for task in 0..offers[0].tasks.len() {
-        if matches!(offers[0].print(&offers[0].tasks[task]), Fingerprint::Window { .. }) {
-            continue;
-        }
-        let wanted: Vec<Vec<(Vec<u32>, bool)>> =
-            (0u32..).zip(offers).map(|(lsa, o)| wanted_teams(agreed, lsa, o.print(&o.tasks[task]))).collect();
+    let is_dev_comm = |run: &Run| matches!(offers[0].print(&run.first), Fingerprint::DevComm { .. });
+    let rows = offers[0].tasks.runs().filter(|(_, run)| is_dev_comm(run));
+    for task in rows.flat_map(|(start, run)| start..start + run.count as usize) {
+        let print = |offer: &Offer| Some(offer.print(&offer.tasks.get(task)?).clone());
+        let wanted: Vec<Vec<(Vec<u32>, bool)>> = (0u32..)
+            .zip(offers)
+            .map(|(lsa, o)| print(o).map_or_else(Vec::new, |print| wanted_teams(agreed, lsa, &print)))
+            .collect();
         for index in 0..wanted[0].len() {
             for teams in &wanted {
                 let (team, multimem) = &teams[index];
@@ -333,8 +359,8 @@ fn digest(
     missing: &[Vec<Token>],
     teams: &[Vec<u32>],
 ) -> u64 {
-    let mut hash = Xxh3::new();
-    let mut number = |n: u64| hash.update(&n.to_le_bytes());
+    let mut bytes = Vec::with_capacity(8 * (1 + 3 * draft.new.len() + 2 * draft.placements.len()));
+    let mut number = |n: u64| bytes.extend_from_slice(&n.to_le_bytes());
     number(state.digest(seq));
     for memory in &draft.new {
         number(memory.id.0);
@@ -347,5 +373,5 @@ fn digest(
     }
     missing.iter().flatten().for_each(|token| number(token.0));
     teams.iter().flatten().for_each(|&lsa| number(u64::from(lsa)));
-    hash.digest()
+    xxh3_64(&bytes)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::commit::Drafts;
 use super::decide::{Decision, NewMemory};
 use super::made::{Made, MappedMemory};
-use super::message::{Offer, Token};
+use super::message::{AllocationOffer, Offer, Token};
 use super::prepare::{Prepared, attachment};
 use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
 use crate::device::abi;
@@ -24,11 +24,20 @@ use crate::ids::LsaRank;
 /// What came from peers beside their messages.
 #[derive(Debug, Default)]
 pub(crate) struct Arrived {
-    allocations: HashMap<(u32, Token), Attachment>,
-    sizes: HashMap<(u32, Token), u64>,
+    /// By LSA rank, each in the order of tokens.
+    allocations: Vec<Vec<Foreign>>,
     /// Multicast objects by their team.
     pub(crate) objects: HashMap<Vec<u32>, Attachment>,
     lost: Option<LostHandles>,
+}
+
+/// An allocation of another rank.
+#[derive(Debug)]
+struct Foreign {
+    token: Token,
+    size: u64,
+    /// None where it did not come along, or to another rank of this process.
+    handle: Option<Attachment>,
 }
 
 impl Arrived {
@@ -37,16 +46,24 @@ impl Arrived {
         let Some(from) = core.agreed.lsa_rank_of(message.from) else { return };
         let me = core.agreed.lsa_rank().get();
         self.lost = self.lost.or(message.lost);
-        self.sizes.extend(offer.allocations.iter().map(|a| ((from.get(), a.token), a.size)));
         let mut handles = message.handles.into_iter();
-        if core.agreed.imports() && core.agreed.process(message.from) != core.agreed.me().process {
-            let tokens = offer.allocations.iter().filter(|a| a.handle).map(|a| (from.get(), a.token));
-            let mut tokens: Vec<_> = tokens.collect();
-            if core.has_bug(Bug::HandlesByOrder) {
-                tokens.reverse();
-            }
-            self.allocations.extend(tokens.into_iter().zip(handles.by_ref()));
+        let imports = core.agreed.imports() && core.agreed.process(message.from) != core.agreed.me().process;
+        if core.has_bug(Bug::HandlesByOrder) && imports {
+            let count = offer.allocations.iter().filter(|allocation| allocation.handle).count();
+            handles.as_mut_slice()[..count].reverse();
         }
+        let foreign = offer.allocations.iter().map(|&AllocationOffer { token, size, handle }| Foreign {
+            token,
+            size,
+            handle: if handle && imports { handles.next() } else { None },
+        });
+        let mut foreign: Vec<_> = foreign.collect();
+        // They mostly are: a rank counts its tokens upwards.
+        foreign.sort_by_key(|allocation| allocation.token);
+        if self.allocations.len() <= from.index() {
+            self.allocations.resize_with(from.index() + 1, Vec::new);
+        }
+        self.allocations[from.index()] = foreign;
         let teams = offer.multicast.iter().filter(|team| team.contains(&me)).cloned();
         self.objects.extend(teams.zip(handles));
     }
@@ -55,8 +72,20 @@ impl Arrived {
     pub(crate) fn add_missing(&mut self, core: &Core, decision: &Decision, message: Incoming) {
         let Some(from) = core.agreed.lsa_rank_of(message.from) else { return };
         self.lost = self.lost.or(message.lost);
-        let tokens = decision.missing[from.index()].iter().map(|&token| (from.get(), token));
-        self.allocations.extend(tokens.zip(message.handles));
+        for (&token, handle) in decision.missing[from.index()].iter().zip(message.handles) {
+            if let Some(index) = self.position(from, token) {
+                self.allocations[from.index()][index].handle = Some(handle);
+            }
+        }
+    }
+
+    fn find(&self, owner: LsaRank, token: Token) -> Option<&Foreign> {
+        Some(&self.allocations[owner.index()][self.position(owner, token)?])
+    }
+
+    fn position(&self, owner: LsaRank, token: Token) -> Option<usize> {
+        let allocations = self.allocations.get(owner.index())?;
+        allocations.binary_search_by_key(&token, |allocation| allocation.token).ok()
     }
 }
 
@@ -146,15 +175,18 @@ impl Mapper<'_> {
             Vec::new()
         };
         let decision = self.decision;
-        for memory in &decision.new {
+        for (index, memory) in decision.new.iter().enumerate() {
             let NewMemory { id, offset, span, .. } = *memory;
             self.check_quarantine(offset, span)?;
             let tokens = &memory.key.0[agreed.lsa_rank().index()].tokens;
             let own = tokens.iter().map(|token| self.prepared.own[token].0).collect();
             self.made.parts().mapped.push(MappedMemory { id, offset, span, own, mapped: Vec::new() });
-            self.own(memory)?;
-            for &owner in &foreign {
-                self.foreign(memory, owner)?;
+            self.own(index, memory)?;
+        }
+        // Rank by rank, so that neighbours in the flat range are mapped one after the other.
+        for owner in foreign {
+            for (index, memory) in decision.new.iter().enumerate() {
+                self.foreign(index, memory, owner)?;
             }
         }
         // Mappings keep the memory. Those left where one fails are given back with everything else.
@@ -178,27 +210,26 @@ impl Mapper<'_> {
         }
     }
 
-    fn own(&mut self, memory: &NewMemory) -> Result<(), Reason> {
+    fn own(&mut self, index: usize, memory: &NewMemory) -> Result<(), Reason> {
         let me = self.core.agreed.lsa_rank();
         let part = &memory.key.0[me.index()];
         let mut address = self.core.flat.address(self.range, me, memory.offset + self.shift(part));
         for token in &part.tokens {
             let (handle, size) = self.prepared.own[token];
-            self.map(address, size, handle)?;
+            self.map(index, address, size, handle)?;
             address += size;
         }
         Ok(())
     }
 
-    fn foreign(&mut self, memory: &NewMemory, owner: LsaRank) -> Result<(), Reason> {
+    fn foreign(&mut self, index: usize, memory: &NewMemory, owner: LsaRank) -> Result<(), Reason> {
         let part = &memory.key.0[owner.index()];
         let mut address = self.core.flat.address(self.range, owner, memory.offset + self.shift(part));
         for &token in &part.tokens {
-            let key = (owner.get(), token);
-            let bytes = self.arrived.sizes.get(&key).copied().unwrap_or(0);
-            let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-            let handle = self.import(key, size)?;
-            self.map(address, size, handle)?;
+            let came = self.arrived.find(owner, token);
+            let size = usize::try_from(came.map_or(0, |came| came.size)).unwrap_or(usize::MAX);
+            let handle = self.import((owner.get(), token), came, size)?;
+            self.map(index, address, size, handle)?;
             address += size;
         }
         Ok(())
@@ -208,11 +239,11 @@ impl Mapper<'_> {
         if self.core.has_bug(Bug::ShiftForgotten) { 0 } else { part.shift }
     }
 
-    fn import(&mut self, key: (u32, Token), size: usize) -> Result<Handle, Reason> {
+    fn import(&mut self, key: (u32, Token), came: Option<&Foreign>, size: usize) -> Result<Handle, Reason> {
         if let Some(held) = self.made.peek().imported.get(&key) {
             return Ok(held.handle());
         }
-        let Some(exported) = self.arrived.allocations.get(&key).and_then(exported) else {
+        let Some(exported) = came.and_then(|came| exported(came.handle.as_ref()?)) else {
             let what = format!("no handle came for allocation {} of LSA rank {}", key.1.0, key.0);
             return Err(Misuse::Other { what }.into());
         };
@@ -221,10 +252,11 @@ impl Mapper<'_> {
         Ok(handle)
     }
 
-    fn map(&mut self, address: usize, size: usize, handle: Handle) -> Result<(), DeviceError> {
+    /// For the new memory of this index.
+    fn map(&mut self, index: usize, address: usize, size: usize, handle: Handle) -> Result<(), DeviceError> {
         let mapped = self.range.map(&*self.core.driver, address, size, handle)?;
         self.spans.push(mapped.span());
-        if let Some(memory) = self.made.parts().mapped.last_mut() {
+        if let Some(memory) = self.made.parts().mapped.get_mut(index) {
             memory.mapped.push(mapped);
         }
         Ok(())
@@ -250,14 +282,14 @@ fn objects(
     made.parts().entries.clone_from(&entries);
     let mut entries = entries.into_iter();
     let mut drafts = Drafts::default();
-    for (task, placement) in (0u32..).zip(&decision.placements) {
+    for ((task, placement), offered) in (0u32..).zip(&decision.placements).zip(prepared.offer.tasks.iter()) {
         let failed = |e: DeviceError| (Some(task), Reason::from(e));
         let plan = &prepared.plans[task as usize];
         let Some(place) = placement else {
             drafts.push(None, None, abi::Window::poisoned());
             continue;
         };
-        let flags = prepared.offer.print(&prepared.offer.tasks[task as usize]).flags();
+        let flags = prepared.offer.print(&offered).flags();
         let window = abi::Window::new(
             range.base() as u64 + place.offset,
             me.get(),
@@ -270,7 +302,7 @@ fn objects(
         made.parts().windows.push(slot);
         let entry = if plan.is_none() { entries.next() } else { None };
         if plan.is_some() {
-            let size = usize::try_from(prepared.offer.tasks[task as usize].size).unwrap_or(usize::MAX);
+            let size = usize::try_from(offered.size).unwrap_or(usize::MAX);
             let address = core.flat.address(range, me, place.offset);
             range.zero(&*core.driver, objects.stream(), address, size).map_err(failed)?;
         }

@@ -28,7 +28,7 @@ impl Own {
     }
 
     fn request(&self) -> Request {
-        let tasks = self.0.tasks.iter().map(|task| self.0.print(task).agreed()).collect();
+        let tasks = self.0.tasks.iter().map(|task| self.0.print(&task).agreed()).collect();
         Request { group: self.0.group.clone(), tasks }
     }
 }

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::tasks::{Run, Tasks};
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::error::{Cause, Fault, Peer};
 
@@ -68,7 +69,7 @@ pub(crate) struct Offer {
     /// The group was dropped before its end.
     pub(crate) abandoned: bool,
     /// The batch's tasks in order.
-    pub(crate) tasks: Vec<TaskOffer>,
+    pub(crate) tasks: Tasks,
     /// What tasks ask for. Neighbours that ask for the same share one: tasks are many and mostly alike.
     pub(crate) prints: Vec<Fingerprint>,
     /// What tasks lie in. Neighbours in the same allocations share one.
@@ -99,13 +100,29 @@ impl Offer {
         }
         let room_of = |range: &RangeOffer| self.sizes(range).try_fold(0u64, u64::checked_add);
         let rooms: Vec<Option<u64>> = self.ranges.iter().map(room_of).collect();
-        for task in &self.tasks {
-            let (print, range) = (task.print as usize, task.range as usize);
-            let (Some(print), Some(&room)) = (self.prints.get(print), rooms.get(range)) else {
-                return Err("an offer of a task that refers to what is not in it".to_owned());
-            };
+        if self.tasks.count().is_none() {
+            return Err("an offer of more tasks than there are numbers".to_owned());
+        }
+        self.tasks.runs().try_for_each(|(_, run)| self.check_run(run, &rooms))
+    }
+
+    fn check_run(&self, run: &Run, rooms: &[Option<u64>]) -> Result<(), String> {
+        let known = |last: &TaskOffer| (last.range as usize) < self.ranges.len();
+        let (Some(print), Some(last)) = (self.prints.get(run.first.print as usize), run.last().filter(known))
+        else {
+            return Err("an offer of a task that refers to what is not in it".to_owned());
+        };
+        // In one range, its last task ends last; else there are no more of them than ranges.
+        let (mut first, mut others) = (None, None);
+        if run.range_step == 0 {
+            first = Some(last);
+        } else {
+            others = Some(run.tasks());
+        }
+        for task in first.into_iter().chain(others.iter_mut().flatten()) {
+            let range = task.range as usize;
             let end = task.head.checked_add(task.size);
-            if end.zip(room).is_none_or(|(end, room)| end > room) {
+            if end.zip(rooms[range]).is_none_or(|(end, room)| end > room) {
                 return Err("an offer of a task beyond its allocations".to_owned());
             }
             let said = match print {
@@ -298,7 +315,7 @@ mod tests {
         Offer {
             group: None,
             abandoned: false,
-            tasks: vec![task],
+            tasks: [task].into_iter().collect(),
             prints: vec![print],
             ranges: vec![RangeOffer { allocations: smallvec::smallvec![0, 1], base: 0 }],
             allocations: vec![allocation(1), allocation(2)],
@@ -322,8 +339,27 @@ mod tests {
         assert!(beyond.check().is_err(), "no such allocation");
         for wrong in [|task: &mut TaskOffer| task.print = 1, |task: &mut TaskOffer| task.range = 1] {
             let mut beyond = offer(0, 4096, None);
-            wrong(&mut beyond.tasks[0]);
+            let mut task = beyond.tasks.iter().next().unwrap();
+            wrong(&mut task);
+            beyond.tasks = [task].into_iter().collect();
             assert!(beyond.check().is_err(), "no such print or range");
         }
+    }
+
+    #[test]
+    fn every_task_of_a_row_is_checked() {
+        let row = |heads: &[(u32, u64)]| {
+            let mut offer = offer(0, 4096, Some(4096));
+            offer.ranges.push(offer.ranges[0].clone());
+            let task = |&(range, head)| TaskOffer { print: 0, range, head, size: 4096 };
+            offer.tasks = heads.iter().map(task).collect();
+            assert_eq!(offer.tasks.runs().count(), 1);
+            offer.check()
+        };
+        assert_eq!(row(&[(0, 0), (0, 4096)]), Ok(()));
+        assert!(row(&[(0, 0), (0, 4096), (0, 8192)]).is_err(), "the last is beyond its allocations");
+        assert_eq!(row(&[(0, 0), (1, 4096)]), Ok(()));
+        assert!(row(&[(0, 4096), (1, 8192)]).is_err(), "the last is beyond its allocations");
+        assert!(row(&[(0, 0), (1, 0), (2, 0)]).is_err(), "no such range");
     }
 }

@@ -24,6 +24,7 @@ pub(crate) mod map;
 pub(crate) mod merge;
 pub(crate) mod message;
 pub(crate) mod prepare;
+pub(crate) mod tasks;
 
 use std::future::poll_fn;
 use std::sync::Arc;

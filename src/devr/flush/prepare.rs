@@ -4,7 +4,7 @@
 //! fails on one rank alone.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -12,9 +12,11 @@ use smallvec::SmallVec;
 use super::decide::wanted_teams;
 use super::made::Made;
 use super::message::{AllocationOffer, Fingerprint, Offer, RangeOffer, TaskOffer, Token, WindowFlags};
+use super::tasks::Tasks;
 use crate::bootstrap::{Attachment, Parcel};
 use crate::devr::core::{Core, State};
 use crate::devr::dev_comm::{DevCommRequirements, Plan};
+use crate::devr::numbers::NumberMap;
 use crate::devr::objects::Objects;
 use crate::devr::owned::Held;
 use crate::devr::request::{Request, WindowRequest, Work};
@@ -32,7 +34,7 @@ pub(crate) struct Prepared {
     /// For each device communicator task its plan.
     pub(crate) plans: Vec<Option<Plan>>,
     /// This rank's allocations by token.
-    pub(crate) own: HashMap<Token, (Handle, usize)>,
+    pub(crate) own: NumberMap<Token, (Handle, usize)>,
     /// The last task is symwin's own: the collectives' device communicator.
     pub(crate) collectives: bool,
     exports: Vec<Attachment>,
@@ -116,14 +118,14 @@ struct Draft<'a> {
     made: &'a mut Made,
     /// Other processes are in the team, so handles must be exported.
     foreign: bool,
-    tasks: Vec<TaskOffer>,
+    tasks: Tasks,
     prints: Vec<Fingerprint>,
     ranges: Vec<RangeOffer>,
     allocations: Vec<AllocationOffer>,
-    index: HashMap<Token, u32>,
+    index: NumberMap<Token, u32>,
     refused: Vec<Fault>,
     plans: Vec<Option<Plan>>,
-    own: HashMap<Token, (Handle, usize)>,
+    own: NumberMap<Token, (Handle, usize)>,
     exports: Vec<Attachment>,
     multicast: Vec<(Vec<u32>, Arc<Held>, Option<Attachment>)>,
     /// The allocation that was held last.
@@ -139,14 +141,14 @@ impl<'a> Draft<'a> {
             state,
             made,
             foreign: core.agreed.team_processes().len() > 1,
-            tasks: Vec::new(),
+            tasks: Tasks::default(),
             prints: Vec::new(),
             ranges: Vec::new(),
             allocations: Vec::new(),
-            index: HashMap::new(),
+            index: NumberMap::default(),
             refused: Vec::new(),
             plans: Vec::new(),
-            own: HashMap::new(),
+            own: NumberMap::default(),
             exports: Vec::new(),
             multicast: Vec::new(),
             latest: None,
@@ -181,7 +183,7 @@ impl<'a> Draft<'a> {
     }
 
     fn task(&mut self, request: &Request) {
-        let index = self.tasks.len();
+        let index = self.plans.len();
         let (ranges, plan) = match request {
             Request::Window(window) => (self.window(window), None),
             Request::DevComm(requirements) => match self.dev_comm(requirements) {
@@ -344,8 +346,9 @@ impl<'a> Draft<'a> {
         }
         let me = self.core.agreed.lsa_rank().get();
         let mut seen = HashSet::new();
-        for task in 0..self.tasks.len() {
-            let print = &self.prints[self.tasks[task].print as usize];
+        let prints: Vec<u32> = self.tasks.iter().map(|task| task.print).collect();
+        for (task, print) in prints.into_iter().enumerate() {
+            let print = &self.prints[print as usize];
             for (team, multimem) in wanted_teams(&self.core.agreed, me, print) {
                 let known = self.state.replicated.multicast.contains(&team);
                 if multimem

@@ -1,19 +1,41 @@
+use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Barrier, OnceLock, Weak};
 use std::thread;
 
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
+use super::run::{NONE, previous_greater};
 use super::*;
 
-/// An index whose windows are known by a number, which is also what lookups give back.
+/// A window that is a number.
+#[derive(Debug)]
+struct Window {
+    node: Node,
+    id: u64,
+}
+
+impl Window {
+    fn new(base: usize, size: usize, id: u64) -> Arc<Self> {
+        Arc::new(Self { node: Node::new(base, size).unwrap(), id })
+    }
+}
+
+impl Indexed for Window {
+    fn node(&self) -> Option<&Node> {
+        Some(&self.node)
+    }
+}
+
+/// An index of numbers, with their owner.
 #[derive(Debug, Default)]
 struct Numbered {
-    index: WindowIndex<u64>,
-    nodes: Mutex<BTreeMap<u64, Arc<Node<u64>>>>,
+    index: WindowIndex<Window>,
+    windows: Mutex<BTreeMap<u64, Arc<Window>>>,
 }
 
 impl Numbered {
@@ -23,26 +45,42 @@ impl Numbered {
 
     /// By base, size and number.
     fn publish(&self, batch: Vec<(usize, usize, u64)>) {
-        let nodes = batch.into_iter().map(|(base, size, id)| Arc::new(Node::new(base, size, id).unwrap()));
-        let nodes: Vec<_> = nodes.collect();
-        self.nodes.lock().extend(nodes.iter().map(|node| (*node.value(), Arc::clone(node))));
-        self.index.publish(nodes);
+        let windows: Vec<_> = batch.into_iter().map(|(base, size, id)| Window::new(base, size, id)).collect();
+        self.windows.lock().extend(windows.iter().map(|window| (window.id, Arc::clone(window))));
+        self.index.publish(&windows);
     }
 
     fn remove(&self, id: u64) -> bool {
-        let node = self.nodes.lock().remove(&id);
-        node.is_some_and(|node| self.index.remove(&node))
+        let window = self.windows.lock().remove(&id);
+        window.is_some_and(|window| self.index.remove(&window.node))
+    }
+
+    fn find(&self, address: usize, len: usize) -> Option<u64> {
+        self.index.find(address, len).map(|window| window.id)
+    }
+
+    fn find_with(&self, reader: &mut Reader<Window>, address: usize, len: usize) -> Option<u64> {
+        self.index.find_with(reader, address, len).map(|window| window.id)
     }
 
     fn list(&self) -> Vec<(usize, usize, u64)> {
-        self.index.iter().map(|node| (node.base(), node.size(), *node.value())).collect()
+        self.index.iter().map(|window| (window.node.base(), window.node.size(), window.id)).collect()
+    }
+
+    /// The runs of the newest snapshot.
+    fn runs(&self) -> Runs<Window> {
+        self.index.published.load().runs.clone()
+    }
+
+    fn cells(&self) -> usize {
+        self.runs().iter().map(Run::len).sum()
     }
 }
 
 impl Deref for Numbered {
-    type Target = WindowIndex<u64>;
+    type Target = WindowIndex<Window>;
 
-    fn deref(&self) -> &WindowIndex<u64> {
+    fn deref(&self) -> &WindowIndex<Window> {
         &self.index
     }
 }
@@ -99,10 +137,11 @@ fn bug_05_a_small_window_does_not_hide_the_large_one_around_it() {
 #[test]
 fn a_window_whose_last_handle_is_being_dropped_does_not_hide_the_one_around_it() {
     let index = index_of(&[(1000, 1000), (1200, 100), (1250, 10)]);
-    let open = |gone: &'static [u64]| move |id: &u64| (!gone.contains(id)).then_some(*id);
-    assert_eq!(index.find_map(1255, 1, open(&[2])), Some(1));
-    assert_eq!(index.find_map(1255, 1, open(&[1, 2])), Some(0));
-    assert_eq!(index.find_map(1255, 1, open(&[0, 1, 2])), None);
+    // None of the three is removed, but nobody owns them any more.
+    for (gone, found) in [(2, Some(1)), (1, Some(0)), (0, None)] {
+        index.windows.lock().remove(&gone);
+        assert_eq!((index.find(1255, 1), index.len()), (found, 3));
+    }
 }
 
 #[test]
@@ -129,9 +168,9 @@ fn ranges_at_the_end_of_the_address_range_do_not_wrap() {
 
 #[test]
 fn a_window_has_bytes_and_all_of_them_exist() {
-    assert!(Node::new(1000, 0, ()).is_none());
-    assert!(Node::new(usize::MAX, 2, ()).is_none());
-    assert_eq!(Node::new(usize::MAX, 1, ()).unwrap().size(), 1);
+    assert!(Node::new(1000, 0).is_none());
+    assert!(Node::new(usize::MAX, 2).is_none());
+    assert_eq!(Node::new(usize::MAX, 1).unwrap().size(), 1);
 }
 
 #[test]
@@ -139,55 +178,59 @@ fn a_window_has_bytes_and_all_of_them_exist() {
 #[should_panic(expected = "is in the index")]
 fn a_window_is_published_once() {
     let index = WindowIndex::new();
-    let node = Arc::new(Node::new(1000, 10, ()).unwrap());
-    index.publish(vec![Arc::clone(&node)]);
-    index.publish(vec![node]);
+    let windows = [Window::new(1000, 10, 0)];
+    index.publish(&windows);
+    index.publish(&windows);
 }
 
 #[test]
 fn a_window_that_was_never_published_is_not_removed() {
     let index = index_of(&[(1000, 10)]);
-    assert!(!index.index.remove(&Node::new(1000, 10, 7).unwrap()));
+    assert!(!index.index.remove(&Node::new(1000, 10).unwrap()));
     assert_eq!(index.len(), 1);
 }
 
 /// Leaves the index with its last reference, as a window does.
 struct Handle {
-    index: Arc<WindowIndex<Weak<Self>>>,
-    node: OnceLock<Arc<Node<Weak<Self>>>>,
+    index: Arc<WindowIndex<Self>>,
+    node: Node,
+}
+
+impl Indexed for Handle {
+    fn node(&self) -> Option<&Node> {
+        Some(&self.node)
+    }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.index.remove(self.node.get().unwrap());
+        assert!(self.index.remove(&self.node));
     }
 }
 
 #[test]
 fn a_handle_that_a_lookup_held_last_leaves_the_index_as_it_goes() {
-    let index: Arc<WindowIndex<Weak<Handle>>> = Arc::new(WindowIndex::new());
-    let handle = Arc::new(Handle { index: Arc::clone(&index), node: OnceLock::new() });
-    let node = Arc::new(Node::new(0, 8, Arc::downgrade(&handle)).unwrap());
-    handle.node.set(Arc::clone(&node)).unwrap();
-    index.publish(vec![node]);
-    let found = index.find_map(0, 1, Weak::upgrade).unwrap();
+    let index = Arc::new(WindowIndex::new());
+    let handle = Arc::new(Handle { index: Arc::clone(&index), node: Node::new(0, 8).unwrap() });
+    index.publish(&[Arc::clone(&handle)]);
+    let found = index.find(0, 1).unwrap();
     drop(handle);
     assert_eq!(index.len(), 1);
     drop(found);
-    assert_eq!((index.len(), index.find_map(0, 1, Weak::upgrade).is_none()), (0, true));
+    assert_eq!((index.len(), index.find(0, 1).is_none()), (0, true));
 }
 
 #[test]
 fn a_thousand_cycles_beside_open_windows_copy_few_of_them() {
     let open = 10_000usize;
     let index = index_of(&(0..open).map(|i| (i * 64, 64)).collect::<Vec<_>>());
-    let large = Arc::clone(&index.published.load()[0]);
+    let large = index.runs()[0].clone();
     let mut rebuilt = 0;
     for id in 0..1_000u64 {
         index.publish(vec![(64 * open, 64, 1_000_000 + id)]);
-        let runs = index.published.load();
+        let runs = index.runs();
         assert!(runs.len() <= 8, "{index:?}");
-        rebuilt += usize::from(!Arc::ptr_eq(&runs[0], &large));
+        rebuilt += usize::from(!runs[0].is_same(&large));
         assert!(index.remove(1_000_000 + id));
     }
     assert_eq!((rebuilt, index.len()), (0, open));
@@ -199,8 +242,7 @@ fn empty_cells_are_bounded_by_a_fraction_of_the_living() {
     let index = index_of(&(0..1_000).map(|i| (i * 64, 64)).collect::<Vec<_>>());
     for id in 0..999 {
         assert!(index.remove(id));
-        let cells: usize = index.published.load().iter().map(|run| run.nodes.len()).sum();
-        assert!(cells - index.len() <= index.len() / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT, "{index:?}");
+        assert!(index.cells() - index.len() <= index.len() / DEAD_PER_LIVING + DEAD_ALWAYS_KEPT, "{index:?}");
     }
     assert_eq!((index.find(999 * 64, 64), index.find(0, 1)), (Some(999), None));
 }
@@ -209,11 +251,11 @@ fn empty_cells_are_bounded_by_a_fraction_of_the_living() {
 fn the_last_of_equal_windows_is_the_innermost_after_a_rebuild_too() {
     let index = index_of(&(0..100).map(|i| (i * 64, 64)).collect::<Vec<_>>());
     index.publish(vec![(0, 64, 100)]);
-    assert_eq!((index.find(0, 1), index.published.load().len()), (Some(100), 2));
+    assert_eq!((index.find(0, 1), index.runs().len()), (Some(100), 2));
     for id in 1..90 {
         assert!(index.remove(id));
     }
-    assert_eq!((index.find(0, 1), index.published.load().len()), (Some(100), 1));
+    assert_eq!((index.find(0, 1), index.runs().len()), (Some(100), 1));
 }
 
 #[test]
@@ -238,10 +280,11 @@ fn lookups_beside_a_writer_never_see_half_a_batch() {
         for _ in 0..2 {
             scope.spawn(|| {
                 start.wait();
-                let mut latest = 0;
+                let (mut latest, mut reader) = (0, Reader::new());
+                let mut find = |address| index.find_with(&mut reader, address, 8);
                 while !done.load(Ordering::Acquire) {
-                    let second = index.find(2048, 8).expect("one is always open");
-                    let first = index.find(1024, 8).expect("one is always open");
+                    let second = find(2048).expect("one is always open");
+                    let first = find(1024).expect("one is always open");
                     assert!(first + 1 >= second, "half a batch: {first} {second}");
                     assert!(second >= latest, "a closed window came back: {second} after {latest}");
                     latest = second;
@@ -260,8 +303,56 @@ fn lookups_beside_a_writer_never_see_half_a_batch() {
 }
 
 #[test]
+fn a_reader_sees_what_is_published_and_removed_in_any_of_many_indices() {
+    let mut reader = Reader::new();
+    let indices: Vec<_> = (0..7).map(|i| index_of(&[(1000 * i, 10)])).collect();
+    for round in 1..5 {
+        for (i, index) in indices.iter().enumerate() {
+            for _ in 0..2 {
+                assert_eq!(index.find_with(&mut reader, 1000 * i, 1), Some(round - 1));
+                assert_eq!(index.find_with(&mut reader, 1000 * i + 10, 1), None);
+            }
+            index.publish(vec![(1000 * i, 10, round)]);
+            assert_eq!(index.find_with(&mut reader, 1000 * i, 1), Some(round));
+            assert!(index.remove(round));
+            assert_eq!(index.find_with(&mut reader, 1000 * i, 1), Some(round - 1));
+            index.publish(vec![(1000 * i, 10, round)]);
+        }
+    }
+}
+
+#[test]
+fn a_reader_does_not_take_an_index_for_one_that_is_gone() {
+    let mut reader = Reader::new();
+    for id in 0..100 {
+        let index = Numbered::new();
+        assert_eq!(index.find_with(&mut reader, 0, 1), None);
+        index.publish(vec![(0, 10, id)]);
+        assert_eq!(index.find_with(&mut reader, 0, 1), Some(id));
+    }
+}
+
+#[test]
+fn a_reader_keeps_no_window_open_and_no_snapshot_longer_than_until_its_next_lookup() {
+    let index = index_of(&[(0, 10)]);
+    let mut reader = Reader::new();
+    assert_eq!(index.find_with(&mut reader, 0, 1), Some(0));
+    let window = Arc::downgrade(&index.windows.lock()[&0]);
+    let snapshot = Arc::downgrade(&index.published.load_full());
+    assert!(index.remove(0));
+    assert_eq!(window.strong_count(), 0);
+    index.publish(vec![(0, 10, 1)]);
+    // The writer shares it, so that the lookup need not free it.
+    assert_eq!(snapshot.strong_count(), 2);
+    assert_eq!(index.find_with(&mut reader, 0, 1), Some(1));
+    assert_eq!(snapshot.strong_count(), 1);
+    index.publish(vec![(0, 10, 2)]);
+    assert_eq!(snapshot.strong_count(), 0);
+}
+
+#[test]
 fn outer_is_the_nearest_earlier_window_that_ends_later() {
-    assert_eq!(*previous_greater(&[9, 5, 5, 7, 3, 12, 1]), [NONE, 0, 0, 0, 3, NONE, 5]);
+    assert_eq!(previous_greater([9, 5, 5, 7, 3, 12, 1].into_iter()), [NONE, 0, 0, 0, 3, NONE, 5]);
 }
 
 /// The model: windows in order of registration, scanned.
@@ -327,6 +418,7 @@ impl ReferenceStateMachine for Model {
 #[derive(Debug)]
 struct Real {
     index: Numbered,
+    reader: RefCell<Reader<Window>>,
     open: Vec<u64>,
     next_id: u64,
 }
@@ -336,7 +428,7 @@ impl StateMachineTest for Real {
     type Reference = Model;
 
     fn init_test(_: &Model) -> Self {
-        Self { index: Numbered::new(), open: Vec::new(), next_id: 0 }
+        Self { index: Numbered::new(), reader: RefCell::default(), open: Vec::new(), next_id: 0 }
     }
 
     fn apply(mut real: Self, _: &Model, step: Step) -> Self {
@@ -362,15 +454,15 @@ impl StateMachineTest for Real {
         assert_eq!(real.index.len(), model.open.len());
         for address in 0..62 {
             for len in [0, 1, 3, 9] {
-                assert_eq!(real.index.find(address, len), model.find(address, len), "{address} + {len}");
+                let found = real.index.find_with(&mut real.reader.borrow_mut(), address, len);
+                assert_eq!(found, model.find(address, len), "{address} + {len}");
+                assert_eq!(found, real.index.find(address, len), "{address} + {len}");
             }
         }
         let mut ids: Vec<u64> = real.index.list().into_iter().map(|window| window.2).collect();
         ids.sort_unstable();
         assert_eq!(ids, real.open);
-        let runs = real.index.published.load();
-        let cells = || runs.iter().flat_map(|run| run.nodes.iter());
-        assert_eq!(cells().filter(|node| !node.alive()).count(), real.index.writer.lock().dead);
+        assert_eq!(real.index.cells() - model.open.len(), real.index.writer.lock().dead);
     }
 }
 

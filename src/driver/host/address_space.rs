@@ -12,6 +12,7 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::memory::NOT_WRITABLE;
 use crate::driver::{AddressRange, DeviceProblem, Handle};
 
 /// The registry. Reservations do not overlap, nor do mappings; each mapping lies in one reservation.
@@ -90,7 +91,10 @@ impl AddressSpace {
         // SAFETY: the range lies in a reservation of ours, where nothing is mapped: it replaces only our
         // inaccessible placeholder.
         let mapped = unsafe { rustix::mm::mmap(at, size, access, flags, fd, offset as u64) };
-        mapped.map_err(os)?;
+        mapped.map_err(|errno| match errno {
+            Errno::ACCESS => DeviceProblem::Argument { what: NOT_WRITABLE.to_owned() },
+            errno => os(errno),
+        })?;
         self.mappings.insert(address, Mapping { size, memory, accessible: false });
         Ok(())
     }
@@ -98,12 +102,12 @@ impl AddressSpace {
     /// Gives a run of whole mappings access.
     pub(super) fn set_access(&mut self, address: usize, size: usize) -> Result<(), DeviceProblem> {
         let Some(end) = address.checked_add(size) else { return argument(beyond(address, size)) };
-        let Some(bases) = self.run(address, end) else {
+        if !self.covers(address, end, |_| true) {
             return argument(format!("{address:#x} + {size} bytes has a hole where nothing is mapped"));
-        };
+        }
         self.check_whole(address, end)?;
-        for base in bases {
-            self.mappings.get_mut(&base).expect("a base of the run").accessible = true;
+        for mapping in self.mappings.range_mut(address..end).map(|(_, mapping)| mapping) {
+            mapping.accessible = true;
         }
         Ok(())
     }
@@ -142,8 +146,7 @@ impl AddressSpace {
         if size == 0 || reservation.is_none_or(|(base, size)| base + size <= address) {
             return Ok(());
         }
-        let accessible = |bases: Vec<usize>| bases.iter().all(|base| self.mappings[base].accessible);
-        if self.run(address, end).is_some_and(accessible) {
+        if self.covers(address, end, |mapping| mapping.accessible) {
             return Ok(());
         }
         argument(format!("{address:#x} + {size} bytes is not all mapped with access"))
@@ -166,16 +169,17 @@ impl AddressSpace {
         }
     }
 
-    /// Bases of the mappings that cover the range without a hole, in order.
-    fn run(&self, address: usize, end: usize) -> Option<Vec<usize>> {
-        let mut bases = Vec::new();
+    /// Whether mappings of this kind cover the range without a hole.
+    fn covers(&self, address: usize, end: usize, mut is: impl FnMut(&Mapping) -> bool) -> bool {
+        let first = self.mappings.range(..=address).next_back().map_or(address, |(&base, _)| base);
         let mut at = address;
-        while at < end {
-            let (range, _) = self.find(at)?;
-            bases.push(range.base);
-            at = range.base + range.size;
+        for (&base, mapping) in self.mappings.range(first..end) {
+            if base > at || base + mapping.size <= at || !is(mapping) {
+                return false;
+            }
+            at = base + mapping.size;
         }
-        Some(bases)
+        at >= end
     }
 
     /// Refuses a range that starts or ends within a mapping.

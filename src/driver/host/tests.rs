@@ -112,6 +112,25 @@ fn only_sealed_memory_of_the_announced_size_is_imported() {
 }
 
 #[test]
+fn memory_that_may_only_be_read_is_not_mapped() {
+    let driver = driver();
+    let handle = driver.create(PAGE).unwrap();
+    let Exported::Descriptor(fd) = driver.export(handle).unwrap() else { panic!("no descriptor") };
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*fd));
+    let reading = Exported::Descriptor(Arc::new(File::open(path).unwrap().into()));
+    let imported = driver.import(&reading, PAGE).unwrap();
+    let base = driver.reserve(PAGE, PAGE).unwrap();
+    // SAFETY: the range was reserved right here, and nobody uses it.
+    assert!(is_argument(unsafe { driver.map(base, PAGE, 0, imported) }, Call::Map));
+    // SAFETY: as above.
+    unsafe { driver.free(base, PAGE) }.unwrap();
+    driver.release(imported).unwrap();
+    driver.release(handle).unwrap();
+    drop((fd, reading));
+    assert_eq!(driver.counts(), HostCounts::default());
+}
+
+#[test]
 fn the_memory_cannot_shrink_under_a_mapping() {
     let driver = driver();
     let handle = driver.create(PAGE).unwrap();

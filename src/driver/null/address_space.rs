@@ -4,6 +4,7 @@
 //! mapped is not written to.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use super::vacant::Vacant;
 use crate::driver::{AddressRange, DeviceProblem, Handle};
@@ -80,6 +81,13 @@ impl AddressSpace {
 
     /// Gives a run of whole mappings access.
     pub(super) fn set_access(&mut self, address: usize, size: usize) -> Result<(), DeviceProblem> {
+        // Mostly it is one: one look instead of five.
+        if let Some(mapping) = self.mappings.get_mut(&address)
+            && mapping.size == size
+        {
+            mapping.accessible = true;
+            return Ok(());
+        }
         let Some(end) = address.checked_add(size) else { return argument(beyond(address, size)) };
         if !self.covers(address, end, |_| true) {
             return argument(format!("{address:#x} + {size} bytes has a hole where nothing is mapped"));
@@ -96,8 +104,15 @@ impl AddressSpace {
         &mut self,
         address: usize,
         size: usize,
-        unmapped: impl FnMut(Handle),
+        mut unmapped: impl FnMut(Handle),
     ) -> Result<(), DeviceProblem> {
+        // Mostly it is one, which lies in a reservation as all do.
+        if let Entry::Occupied(mapping) = self.mappings.entry(address)
+            && mapping.get().size == size
+        {
+            unmapped(mapping.remove().memory);
+            return Ok(());
+        }
         let end = self.reserved_end(address, size)?;
         self.check_whole(address, end)?;
         if self.mappings.range(address..end).next().is_none() {
