@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use symwin::error::{Cause, Error, FailureCause};
 use symwin::sim::{Bug, Device, Faults, Policy, Shape, Sim, World};
-use symwin::{BufferSlice, Communicator, Group, Rank, Registration, Result, Window, WindowFlags};
+use symwin::{
+    BufferSlice, Communicator, DevCommRequirements, Group, Rank, Registration, Result, Window, WindowFlags,
+};
 
 /// One bug, or one with the net under it cut, and how it is found.
 struct Case {
@@ -50,6 +52,11 @@ impl Case {
         self
     }
 
+    const fn on_multicast(mut self) -> Self {
+        self.device = Device::Multicast;
+        self
+    }
+
     fn sim(&self) -> Sim {
         Sim::new().device(self.device).faults(self.faults, 4, 4).verify_every(0)
     }
@@ -58,7 +65,8 @@ impl Case {
     fn check(&self) -> Result<String, String> {
         let names = self.bugs.iter().map(|bug| format!("{bug:?}")).collect::<Vec<_>>().join(" + ");
         let clean = self.sim().explore(&self.policy, self.world);
-        let clean = clean.map_err(|failure| format!("{names}: without the bug there is a failure\n{failure}"))?;
+        let clean =
+            clean.map_err(|failure| format!("{names}: without the bug there is a failure\n{failure}"))?;
         let planted = self.sim().explore(&self.policy, |world| {
             for &bug in self.bugs {
                 match self.on {
@@ -79,15 +87,23 @@ impl Case {
 
 const SEED: u64 = 1;
 
+/// What ends jobs and communicators.
+const ENDS: Faults = Faults::ABORT.union(Faults::CUT).union(Faults::DROP).union(Faults::KILL);
+
 fn cases() -> Vec<Case> {
     use Bug::*;
     vec![
         Case::new(&[AbandonedRuns], abandons, 5, "though rank 0 dropped its group"),
         Case::new(&[AbortUntold], aborts, 5, "no answer within"),
+        Case::new(&[BindsEarly], multicasts, 20, "P-6").on_multicast(),
         Case::new(&[ClosesTwice], closes, 5, "P-5"),
         Case::new(&[CommitsEarly], rounds, 5, "broke the protocol"),
+        Case::new(&[DamageUnheard], damages, 100, "no answer within").with(Faults::CORRUPT),
+        Case::new(&[DropLeaks], fails, 500, "P-5").with(ENDS),
+        Case::new(&[DropUndoes], fails, 2_000, "P-3").with(ENDS),
         Case::new(&[ExtraRoundAlone], shares, 5, "no answer within"),
         Case::new(&[GoodbyeEarly], leaves, 20, "has finalized"),
+        Case::new(&[GoodbyeUnheard], goes, 20, "no answer within"),
         Case::new(&[GroupNameIgnored], two_threads, 50, "P-3"),
         Case::new(&[HandlesByOrder], stamps, 2, "P-3").on_host(),
         Case::new(&[HidesFault], retries_on_one_host, 200, "P-2").with(Faults::DRIVER),
@@ -97,6 +113,7 @@ fn cases() -> Vec<Case> {
         Case::new(&[OwnSizes], sizes, 5, "have parted"),
         Case::new(&[OwnSizes, DigestUnchecked], sizes, 5, "P-1"),
         Case::new(&[PrintsIgnored], swaps, 5, "P-3"),
+        Case::new(&[QuarantineUntold], retries, 500, "the third try failed too").with(Faults::DRIVER),
         Case::new(&[QueueAsleep], kills, 20, "stuck"),
         Case::new(&[ReferenceLeft], retries, 200, "P-5").with(Faults::DRIVER),
         Case::new(&[RefusesAlone], refuses, 5, "broke the protocol"),
@@ -108,6 +125,7 @@ fn cases() -> Vec<Case> {
         Case::new(&[SlotLeft], retries, 200, "P-5").with(Faults::DRIVER),
         Case::new(&[TeamUnheard], retries, 200, "P-2").with(Faults::DRIVER),
         Case::new(&[TokenLeft], retries, 200, "P-5").with(Faults::DRIVER),
+        Case::new(&[UnmapsForAll], neighbours, 20, "P-3"),
     ]
 }
 
@@ -123,7 +141,8 @@ fn every_planted_bug_is_found_and_nothing_else() {
                     cases.get(index).map(|case| (index, case))
                 } {
                     let start = std::time::Instant::now();
-                    let line = case.check().map(|line| format!("{:>5} ms  {line}", start.elapsed().as_millis()));
+                    let line =
+                        case.check().map(|line| format!("{:>5} ms  {line}", start.elapsed().as_millis()));
                     lines.lock().unwrap()[index] = Some(line);
                 }
             });
@@ -139,6 +158,38 @@ fn every_planted_bug_is_found_and_nothing_else() {
     assert!(missed.is_empty(), "{}", missed.join("\n\n"));
 }
 
+/// The same worlds under more faults and for longer, with nothing planted: for now and then.
+#[test]
+#[ignore = "takes a minute"]
+fn nothing_is_found_where_nothing_is_planted() {
+    let world = |shape: Shape, device| {
+        let processes = (shape.hosts * shape.processes) as usize;
+        Sim::new().device(device).verify_every(0).faults(
+            Faults::all(),
+            processes,
+            shape.world_size() as usize,
+        )
+    };
+    let quiet = Faults::all().difference(Faults::DRIVER);
+    let cases: [(&str, Sim, fn(&Arc<World>) -> Result<()>); 4] = [
+        ("retries", world(TWO_HOSTS, Device::Null), retries),
+        ("retries on one host", world(Shape::processes(4), Device::Multicast), retries_on_one_host),
+        ("failures", world(TWO_EACH, Device::Null).faults(quiet, 2, 4), fails),
+        ("multicasts", world(THREE, Device::Multicast), multicasts),
+    ];
+    std::thread::scope(|scope| {
+        for (name, sim, build) in cases {
+            scope.spawn(move || {
+                for policy in [Policy::random(SEED).runs(20_000), Policy::pct(SEED, 3).runs(20_000)] {
+                    let report =
+                        sim.explore(&policy, build).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+                    println!("{name}: {} runs, {} with faults", report.runs, report.faulty);
+                }
+            });
+        }
+    });
+}
+
 /// A script for each rank.
 fn scripts<F>(world: &Arc<World>, shape: Shape, program: impl Fn(Arc<World>, Communicator) -> F) -> Result<()>
 where
@@ -152,6 +203,7 @@ where
 }
 
 const TWO_HOSTS: Shape = Shape { hosts: 2, processes: 2, ranks: 1 };
+const TWO_EACH: Shape = Shape { hosts: 1, processes: 2, ranks: 2 };
 const THREE: Shape = Shape { hosts: 1, processes: 3, ranks: 1 };
 
 /// Registers one window in a group of this name.
@@ -193,7 +245,7 @@ fn retries_in(world: &Arc<World>, shape: Shape) -> Result<()> {
 }
 
 async fn retry(world: &World, comm: &Communicator) -> Result<()> {
-    for round in 0..2 {
+    for round in 0..4 {
         for attempt in 1.. {
             // One call fails, once.
             let buffer = comm.alloc_own(4096).or_else(|_| comm.alloc_own(4096))?;
@@ -234,7 +286,7 @@ fn sizes(world: &Arc<World>) -> Result<()> {
 
 /// Two allocations in a batch, each rank's window somewhere else in its own: does every rank reach every other's?
 fn stamps(world: &Arc<World>) -> Result<()> {
-    scripts(world, Shape { hosts: 1, processes: 2, ranks: 2 }, |world, comm| async move {
+    scripts(world, TWO_EACH, |world, comm| async move {
         let step = usize::try_from(comm.granularity()).unwrap();
         let start = comm.rank().index() * step;
         let group = Group::named("both");
@@ -477,6 +529,101 @@ fn closing(world: &Arc<World>, shared: bool) -> Result<()> {
         let second = register(&comm, "second", if shared { &a } else { &b }).await?;
         world.placed(&comm, "second", &second);
         drop(second);
+        World::finalize(comm).await
+    })
+}
+
+/// A device communicator with a multicast object.
+fn multicasts(world: &Arc<World>) -> Result<()> {
+    scripts(world, THREE, |world, comm| async move {
+        let ended = multicast(&comm).await;
+        let closed = World::finalize(comm).await;
+        if world.has_faults() { Ok(()) } else { ended.and(closed) }
+    })
+}
+
+async fn multicast(comm: &Communicator) -> Result<()> {
+    let first = register(comm, "first", &comm.alloc_own(4096)?).await?;
+    let group = Group::named("multicast");
+    let dev_comm = group.create_dev_comm(comm, DevCommRequirements::new().lsa_multimem(true));
+    drop(group.submit());
+    let dev_comm = dev_comm.await?;
+    drop(first);
+    drop(register(comm, "second", &comm.alloc_own(4096)?).await?);
+    drop(dev_comm);
+    drop(register(comm, "third", &comm.alloc_own(4096)?).await?);
+    Ok(())
+}
+
+/// Frames may be damaged: whoever is hurt hears of it, and waits for no deadline.
+fn damages(world: &Arc<World>) -> Result<()> {
+    scripts(world, TWO_HOSTS, |world, comm| async move {
+        for round in 0..3 {
+            let buffer = comm.alloc(4096)?;
+            match register(&comm, &format!("round {round}"), &buffer).await {
+                Ok(window) => drop(window),
+                Err(Error::Failed(why)) if matches!(why.cause, FailureCause::Deadline { .. }) => {
+                    return Err(Error::Failed(why));
+                }
+                Err(_) if world.has_faults() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        World::finalize(comm).await
+    })
+}
+
+/// Two processes of two ranks each, whose communicator may fail at any time. What was committed on a rank is there until
+/// that rank closes it, whatever became of the others.
+fn fails(world: &Arc<World>) -> Result<()> {
+    scripts(world, TWO_EACH, |world, comm| async move {
+        let mut windows = Vec::new();
+        for round in 0..4 {
+            let buffer = comm.alloc_own(4096)?;
+            match register(&comm, &format!("round {round}"), &buffer).await {
+                Ok(window) => windows.push(window),
+                Err(_) if world.has_faults() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        for window in &windows {
+            world.check_reach(&comm, window);
+        }
+        drop(windows);
+        let closed = World::finalize(comm).await;
+        if world.has_faults() { Ok(()) } else { closed }
+    })
+}
+
+/// Of two ranks in a process one closes its window; the other one's stays.
+fn neighbours(world: &Arc<World>) -> Result<()> {
+    scripts(world, TWO_EACH, |world, comm| async move {
+        let buffer = comm.alloc_own(4096)?;
+        let mut first = Some(register(&comm, "first", &buffer).await?);
+        if comm.rank().get() % 2 == 1 {
+            first = None;
+        }
+        drop(register(&comm, "second", &comm.alloc_own(4096)?).await?);
+        if let Some(window) = &first {
+            world.check_reach(&comm, window);
+        }
+        drop(first);
+        World::finalize(comm).await
+    })
+}
+
+/// Rank 0 leaves; the others hear so at once when they go on.
+fn goes(world: &Arc<World>) -> Result<()> {
+    scripts(world, THREE, |world, comm| async move {
+        let buffer = comm.alloc(4096)?;
+        drop(register(&comm, "first", &buffer).await?);
+        if comm.rank().get() != 0 {
+            match register(&comm, "second", &buffer).await {
+                Err(Error::Finalized { .. }) => {}
+                Ok(_) => world.fail("a window without rank 0"),
+                Err(error) => return Err(error),
+            }
+        }
         World::finalize(comm).await
     })
 }

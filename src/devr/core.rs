@@ -276,7 +276,9 @@ impl State {
             ?errors,
             "memory.quarantined"
         );
-        self.quarantined.push((offset, span));
+        if !core.has_bug(Bug::QuarantineUntold) {
+            self.quarantined.push((offset, span));
+        }
         core.board.undo_failures(errors);
         core.board.committed(self);
     }
@@ -297,6 +299,9 @@ impl State {
 
     fn retire(&mut self, id: MemoryId, core: &Core) {
         let Some(memory) = self.memories.remove(&id) else { return };
+        if core.has_bug(Bug::UnmapsForAll) {
+            core.flat.last_to_retire(id);
+        }
         let mut errors = core.flat.retire(id, &*core.driver);
         for &handle in &memory.handles {
             self.tokens.unuse(handle);

@@ -19,18 +19,31 @@ pub enum Bug {
     /// A rank that aborts tells nobody: its peers wait for their deadlines. For: the program, which was promised the
     /// aborting rank's name.
     AbortUntold,
+    /// Memory is bound to a new multicast object without a round after the devices were added (32). For: P-6.
+    BindsEarly,
     /// A window is closed once by name and once more by its last handle (28). For: whoever notices the wrong count.
     ClosesTwice,
     /// A rank takes its own vote for everybody's and commits (8). For: P-2.
     CommitsEarly,
+    /// A damaged frame is thrown away and that is all. For: the program, which was promised an error before any
+    /// deadline.
+    DamageUnheard,
     /// Ranks do not compare what they have decided, so parted states go unnoticed. A bug of a safety net: it comes
     /// together with another one. For: P-1.
     DigestUnchecked,
+    /// What a batch had made is lost when its job is dropped: on an abort, a death, a panic (22). For: P-5.
+    DropLeaks,
+    /// What a batch had made is undone when its job is dropped, though a rank of the same process may have committed it.
+    /// For: P-3, windows that reach nothing.
+    DropUndoes,
     /// A rank decides by itself whether handles are still to come, from what it has to send (7). For: the deadline.
     ExtraRoundAlone,
     /// Goodbye is said when finalize is called, before what is queued has ended. For: the program, whose batch must
     /// complete.
     GoodbyeEarly,
+    /// A goodbye is not heard: batches without that rank wait for their deadlines. For: the program, which was promised
+    /// its name at once.
+    GoodbyeUnheard,
     /// Names of groups are not compared: requests of two threads are paired as they come (31). For: P-3.
     GroupNameIgnored,
     /// Handles that came in one message are told apart by their order and not by their names. For: P-3, the stamps in
@@ -51,6 +64,8 @@ pub enum Bug {
     OwnSizes,
     /// What is asked for is not compared: swapped registrations are paired (29). For: P-3.
     PrintsIgnored,
+    /// A range that could not be unmapped is used again (16). For: the program, whose next try must succeed.
+    QuarantineUntold,
     /// A failure ends the batch that runs and forgets those that are queued (P-4). For: nobody may be stuck.
     QueueAsleep,
     /// A roll-back keeps its references to the memory under its windows (13, 15). For: P-5, the device's books.
@@ -76,6 +91,9 @@ pub enum Bug {
     TeamUnheard,
     /// A roll-back keeps its references to the names of allocations (15). For: P-5, a rank's counts after a roll-back.
     TokenLeft,
+    /// The first rank of a process that closes a window unmaps it for the others too. For: P-3, windows that reach
+    /// nothing.
+    UnmapsForAll,
 }
 
 /// What is planted in a communicator.

@@ -1,5 +1,5 @@
 //! Oracles: what must hold at the end of every run (the invariants P-1 to P-5 of the flush), and what programs ask for
-//! on the way: [`World::placed`] and [`World::check_stamps`].
+//! on the way: [`World::placed`], [`World::check_reach`] and [`World::check_stamps`].
 
 use std::collections::BTreeMap;
 
@@ -30,9 +30,12 @@ pub(super) fn agreement(world: &World) -> Vec<String> {
                 let (first, committed) = *world_ends.entry(seq).or_insert((rank.rank, ending.committed));
                 if committed != ending.committed {
                     let (yes, no) = if committed { (first, rank.rank) } else { (rank.rank, first) };
-                    broken.push(format!("P-2: batch {seq} of {comm} is committed on rank {yes} and not on rank {no}"));
+                    broken.push(format!(
+                        "P-2: batch {seq} of {comm} is committed on rank {yes} and not on rank {no}"
+                    ));
                 }
-                let (first, digest) = *team_ends.entry((rank.team, seq)).or_insert((rank.rank, ending.digest));
+                let (first, digest) =
+                    *team_ends.entry((rank.team, seq)).or_insert((rank.rank, ending.digest));
                 if digest != ending.digest {
                     broken.push(format!(
                         "P-1: after batch {seq} of {comm} rank {first} has state {digest:016x}, rank {} has {:016x}",
@@ -102,17 +105,27 @@ pub(super) fn stuck(world: &World) -> Option<String> {
 
 /// P-5: nothing is left once every program has ended and everything is closed or dropped.
 pub(super) fn leaks(world: &World, undo_may_fail: bool) -> Vec<String> {
-    let mut left: Vec<String> = world.actors().iter().map(|actor| format!("P-5: actor {actor} lives")).collect();
+    let mut left: Vec<String> =
+        world.actors().iter().map(|actor| format!("P-5: actor {actor} lives")).collect();
     let inner = world.inner.lock();
     for rank in inner.ranks.iter().filter(|rank| rank.core.strong_count() > 0) {
         left.push(format!("P-5: something keeps rank {} of {}", rank.rank, rank.comm));
     }
     drop(inner);
+    // P-6, whatever else happened.
+    left.extend(world.bound_early());
     if !undo_may_fail {
         // Nothing is given back twice, or that was never there.
         let refused = world.refused().into_iter().filter(|(_, error)| UNDO.contains(&error.call));
-        left.extend(refused.map(|(process, error)| format!("P-5: the device of process {process} refused: {error}")));
-        left.extend(world.held().into_iter().map(|(process, held)| format!("P-5: the device of process {process} holds {held}")));
+        left.extend(
+            refused.map(|(process, error)| format!("P-5: the device of process {process} refused: {error}")),
+        );
+        left.extend(
+            world
+                .held()
+                .into_iter()
+                .map(|(process, held)| format!("P-5: the device of process {process} holds {held}")),
+        );
     }
     left
 }
@@ -139,6 +152,22 @@ impl World {
                 agreed.name, first.1, first.2, first.0, here.1, here.2, here.0
             );
             inner.failures.push(what);
+        }
+    }
+
+    /// P-3 without a look at the memory: something is mapped where each part of an open window begins; the run fails if
+    /// not. For devices whose calls do not fail in this run.
+    pub fn check_reach(&self, comm: &Communicator, window: &Window) {
+        let core = &comm.shared().core;
+        for rank in core.agreed.lsa_ranks() {
+            let Ok(pointer) = window.peer_ptr(rank, 0) else { continue };
+            if let Err(error) = core.driver.address_range(pointer.addr()) {
+                self.fail(format!(
+                    "P-3: {} has a window at offset {:#x} whose part of {rank} is gone: {error}",
+                    comm.rank(),
+                    window.offset()
+                ));
+            }
         }
     }
 

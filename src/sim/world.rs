@@ -21,10 +21,11 @@ use crate::comm::{Communicator, Config};
 use crate::devr::core::Core;
 use crate::devr::status::Board;
 use crate::devr::zoo::Bugs;
-use crate::driver::{DeviceError, Driver};
 use crate::driver::faulty::Faulty;
 use crate::driver::host::{HostDriver, HostOptions};
+use crate::driver::multicast::{MulticastBoard, MulticastDriver};
 use crate::driver::null::{NullDriver, NullFabric, NullOptions};
+use crate::driver::{DeviceError, Driver};
 use crate::error::Result;
 use crate::ids::ProcessId;
 
@@ -65,6 +66,8 @@ pub enum Device {
     /// Memory of the host, really mapped: peer pointers can be checked.
     #[default]
     Host,
+    /// The same as null, with multicast objects, of which there are books only. Each process has one rank.
+    Multicast,
     /// Nothing behind the handles: for scale.
     Null,
 }
@@ -109,6 +112,7 @@ pub struct World {
     pub(crate) bugs: Mutex<Bugs>,
     pub(super) inner: Mutex<Inner>,
     fabric: Arc<NullFabric>,
+    board: Arc<MulticastBoard>,
 }
 
 #[derive(Default)]
@@ -134,6 +138,7 @@ impl World {
             bugs: Mutex::default(),
             inner: Mutex::default(),
             fabric: NullFabric::new(),
+            board: MulticastBoard::new(),
         })
     }
 
@@ -348,9 +353,14 @@ impl World {
                 let driver = HostDriver::new(HostOptions::new())?;
                 (Watched::Host(Arc::clone(&driver)), driver)
             }
-            Device::Null => {
+            Device::Multicast | Device::Null => {
                 let driver = NullDriver::new(NullOptions::new().fabric(Arc::clone(&self.fabric)))?;
-                (Watched::Null(Arc::clone(&driver)), driver)
+                let watched = Watched::Null(Arc::clone(&driver));
+                if self.device == Device::Multicast {
+                    (watched, MulticastDriver::new(driver, Arc::clone(&self.board)))
+                } else {
+                    (watched, driver)
+                }
             }
         };
         let faulty = Faulty::new(device);
@@ -371,7 +381,20 @@ impl World {
     /// What each process's device holds, in words, where it holds anything.
     pub(super) fn held(&self) -> Vec<(usize, String)> {
         let inner = self.inner.lock();
-        inner.devices.iter().enumerate().filter_map(|(number, (device, _))| Some((number, device.held()?))).collect()
+        let device = |(number, (device, _)): (usize, &(Watched, _))| Some((number, device.held()?));
+        let held = inner.devices.iter().enumerate().filter_map(device);
+        // Multicast objects are of all processes; the first one stands for them.
+        let objects = self.board.counts();
+        held.chain((objects != Default::default()).then(|| (0, format!("{objects:?}")))).collect()
+    }
+
+    /// Who bound memory to a multicast object before all devices were added to it.
+    pub(super) fn bound_early(&self) -> Option<String> {
+        let step = self.board.check_order().err()?;
+        Some(format!(
+            "P-6: process {} bound memory to multicast object {:#x} before all devices were added to it",
+            step.device, step.object.0
+        ))
     }
 
     /// What each process's device refused, though no fault asked for that.
@@ -409,7 +432,10 @@ fn fail(world: &Weak<World>, what: &str) {
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World").field("device", &self.device).field("engine", &self.engine).finish_non_exhaustive()
+        f.debug_struct("World")
+            .field("device", &self.device)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
     }
 }
 
@@ -425,4 +451,3 @@ pub(super) async fn give_way() {
     })
     .await;
 }
-

@@ -71,6 +71,7 @@ impl CommActor {
             Notice::Message(incoming) => {
                 debug_assert!(false, "{incoming:?} goes to the rounds, not to the actor");
             }
+            Notice::Goodbye { .. } if self.core.has_bug(Bug::GoodbyeUnheard) => {}
             Notice::Goodbye { from, body } => match decode(&body) {
                 Ok(seq) => self.core.rounds.goodbye(from, seq),
                 Err(detail) => {
@@ -99,6 +100,7 @@ impl CommActor {
             Notice::Lost { ranks, detail } => {
                 self.fail(FailureCause::PeerLost { peers: self.peers(&ranks), detail }, Told::Nobody, cx);
             }
+            Notice::Broken { .. } if self.core.has_bug(Bug::DamageUnheard) => {}
             Notice::Broken { ranks, detail } => {
                 let mut peers = self.peers(&ranks);
                 let cause = if peers.is_empty() {

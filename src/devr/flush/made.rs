@@ -219,7 +219,14 @@ impl Kept for Left {
 
 impl Drop for Made {
     fn drop(&mut self) {
+        if self.core.has_bug(Bug::DropUndoes) {
+            drop(self.undo());
+        }
         if let Some(parts) = self.parts.take() {
+            if self.core.has_bug(Bug::DropLeaks) {
+                Box::leak(Box::new(parts));
+                return;
+            }
             self.core.flat.keep(Box::new(Left(parts)));
         }
     }

@@ -173,10 +173,12 @@ impl Flush {
                 let added = bind::add_devices(&self.core, &mut self.made, &decision, &arrived);
                 faults.extend(added.err().map(|reason| self.fault(Phase::Multicast, reason)));
             }
-            (faults, _) =
-                self.exchange(round::MULTICAST, &decision, faults, &parcels_without(&self.core)).await?;
-            if !faults.is_empty() {
-                return self.refuse(world, faults).await;
+            if !self.core.has_bug(Bug::BindsEarly) {
+                (faults, _) =
+                    self.exchange(round::MULTICAST, &decision, faults, &parcels_without(&self.core)).await?;
+                if !faults.is_empty() {
+                    return self.refuse(world, faults).await;
+                }
             }
         }
         drop(arrived);
