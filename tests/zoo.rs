@@ -12,12 +12,15 @@ use symwin::{
     BufferSlice, Communicator, DevCommRequirements, Group, Rank, Registration, Result, Window, WindowFlags,
 };
 
+/// Builds a world.
+type Build = fn(&Arc<World>) -> Result<()>;
+
 /// One bug, or one with the net under it cut, and how it is found.
 struct Case {
     bugs: &'static [Bug],
     /// The only rank that has the bug; all of them without it.
     on: Option<u32>,
-    world: fn(&Arc<World>) -> Result<()>,
+    world: Build,
     device: Device,
     faults: Faults,
     policy: Policy,
@@ -27,12 +30,7 @@ struct Case {
 
 impl Case {
     /// A bug of all ranks on the null device, without faults, to be found in so many random runs.
-    const fn new(
-        bugs: &'static [Bug],
-        world: fn(&Arc<World>) -> Result<()>,
-        runs: u64,
-        by: &'static str,
-    ) -> Self {
+    const fn new(bugs: &'static [Bug], world: Build, runs: u64, by: &'static str) -> Self {
         let policy = Policy::random(SEED).runs(runs);
         Self { bugs, on: None, world, device: Device::Null, faults: Faults::empty(), policy, by }
     }
@@ -97,7 +95,7 @@ fn cases() -> Vec<Case> {
         Case::new(&[AbortUntold], aborts, 5, "no answer within"),
         Case::new(&[BindsEarly], multicasts, 20, "P-6").on_multicast(),
         Case::new(&[ClosesTwice], closes, 5, "P-5"),
-        Case::new(&[CommitsEarly], rounds, 5, "broke the protocol"),
+        Case::new(&[CommitsEarly], closes, 5, "broke the protocol").on(1),
         Case::new(&[DamageUnheard], damages, 100, "no answer within").with(Faults::CORRUPT),
         Case::new(&[DropLeaks], fails, 500, "P-5").with(ENDS),
         Case::new(&[DropUndoes], fails, 2_000, "P-3").with(ENDS),
@@ -171,7 +169,7 @@ fn nothing_is_found_where_nothing_is_planted() {
         )
     };
     let quiet = Faults::all().difference(Faults::DRIVER);
-    let cases: [(&str, Sim, fn(&Arc<World>) -> Result<()>); 4] = [
+    let cases: [(&str, Sim, Build); 4] = [
         ("retries", world(TWO_HOSTS, Device::Null), retries),
         ("retries on one host", world(Shape::processes(4), Device::Multicast), retries_on_one_host),
         ("failures", world(TWO_EACH, Device::Null).faults(quiet, 2, 4), fails),
@@ -287,7 +285,7 @@ fn sizes(world: &Arc<World>) -> Result<()> {
 /// Two allocations in a batch, each rank's window somewhere else in its own: does every rank reach every other's?
 fn stamps(world: &Arc<World>) -> Result<()> {
     scripts(world, TWO_EACH, |world, comm| async move {
-        let step = usize::try_from(comm.granularity()).unwrap();
+        let step = usize::try_from(comm.granularity()).expect("a granularity is a length");
         let start = comm.rank().index() * step;
         let group = Group::named("both");
         let mut pending = Vec::new();

@@ -12,6 +12,7 @@ use crate::ids::Rank;
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
+#[cfg_attr(not(feature = "bug-zoo"), allow(unreachable_pub, reason = "it is `sim::Bug` with the feature"))]
 pub enum Bug {
     /// The tasks of a group that was dropped before its end run all the same (9). For: the program, whose abandoned
     /// windows come true.
@@ -21,9 +22,10 @@ pub enum Bug {
     AbortUntold,
     /// Memory is bound to a new multicast object without a round after the devices were added (32). For: P-6.
     BindsEarly,
-    /// A window is closed once by name and once more by its last handle (28). For: whoever notices the wrong count.
+    /// A window is closed once by name and once more by its last handle (28). For: P-5, windows against structs.
     ClosesTwice,
-    /// A rank takes its own vote for everybody's and commits (8). For: P-2.
+    /// A rank takes its own vote for everybody's and commits (8). For: the protocol, to which the others' votes come too
+    /// late.
     CommitsEarly,
     /// A damaged frame is thrown away and that is all. For: the program, which was promised an error before any
     /// deadline.
@@ -70,12 +72,13 @@ pub enum Bug {
     QueueAsleep,
     /// A roll-back keeps its references to the memory under its windows (13, 15). For: P-5, the device's books.
     ReferenceLeft,
-    /// A rank that cannot do its part returns an error and tells nobody (8). For: the deadline.
+    /// A rank that cannot do its part returns an error and tells nobody (8). For: the protocol, to which its next offer
+    /// comes too early, or the deadline.
     RefusesAlone,
     /// A roll-back releases its references twice (14). For: P-5, undo calls that fail.
     ReleasesTwice,
     /// A closed window's offset is free at once on its rank, and not when all ranks know (6, 34). For: the digests of
-    /// the votes.
+    /// the votes, and P-1.
     RetiresAtOnce,
     /// A memory is given up while a batch that may share it is in flight (7). For: the commit, which does not find it.
     RetiresInFlight,
@@ -85,7 +88,7 @@ pub enum Bug {
     /// Memory is mapped at its window's offset whatever the offset of the window in it (6). For: P-3, the stamps in
     /// peers' memory.
     ShiftForgotten,
-    /// A roll-back keeps the device structs of its windows (15). For: P-5, a rank's counts after a roll-back.
+    /// A roll-back keeps the device structs of its windows (15). For: P-5, windows against structs.
     SlotLeft,
     /// Leaders do not take over the causes of other teams (8). For: P-2.
     TeamUnheard,

@@ -270,7 +270,8 @@ fn nondeterminism(number: u64, run: Run, again: &Run, report: Report) -> Failure
 }
 
 /// Calls that give something back: after a failed one something may be left.
-pub(super) const UNDO: [Call; 5] = [Call::Free, Call::MulticastUnbind, Call::Release, Call::StreamDestroy, Call::Unmap];
+pub(super) const UNDO: [Call; 5] =
+    [Call::Free, Call::MulticastUnbind, Call::Release, Call::StreamDestroy, Call::Unmap];
 
 /// How long a run is taken to be before one has been made.
 const STEPS_GUESS: u64 = 200;
