@@ -84,3 +84,22 @@ fn mixed_faults_break_nothing() {
     let report = sim.explore(&Policy::random(7).runs(2_000), tolerant).unwrap_or_else(|e| panic!("{e}"));
     assert!(report.faulty > 1_000, "{report:?}");
 }
+
+#[test]
+fn faults_of_processes_that_are_not_there_do_nothing() {
+    let sim = Sim::new().device(Device::Null);
+    let build = |world: &Arc<World>| {
+        scripts(world)?;
+        // Its processes are 4 and 5, with connections of their own.
+        for comm in world.communicator_of("small", Shape::processes(2))? {
+            world.script(&format!("rank {} of two", comm.rank()), script(comm, 1));
+        }
+        for (a, b) in [(0, 4), (5, 3), (0, 9), (9, 0), (2, 2)] {
+            world.cut(a, b);
+        }
+        world.kill(9);
+        Ok(())
+    };
+    let report = sim.explore(&Policy::random(7).runs(20), build).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(report.runs, 20);
+}

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::actors::Runtime;
 use crate::device::cores;
+use crate::devr::zoo::Bugs;
 use crate::driver::Driver;
 use crate::error::{Misuse, Result};
 use crate::ids::Rank;
@@ -38,6 +39,8 @@ pub struct Config {
     pub(crate) workers: usize,
     pub(crate) runtime: Option<Runtime>,
     pub(crate) devices: Option<Devices>,
+    /// What a simulation has planted: nothing in normal builds.
+    pub(crate) bugs: Bugs,
 }
 
 impl Default for Config {
@@ -51,6 +54,7 @@ impl Default for Config {
             workers: cores(),
             runtime: None,
             devices: None,
+            bugs: Bugs::default(),
         }
     }
 }

@@ -11,12 +11,13 @@ use parking_lot::Mutex;
 use super::config::{Config, variable};
 use super::{Communicator, Shared};
 use crate::actors::{Due, Rejected, Runtime, WeakAddr};
-use crate::bootstrap::{Hub, Inbox, Notice, UnixOptions};
+use crate::bootstrap::{Hub, Inbox, Notice, Tag, UnixOptions};
 use crate::devr::actor::CommActor;
 use crate::devr::agreed::{Agreed, Introduction, PROTOCOL};
 use crate::devr::core::Core;
 use crate::devr::flat::FlatRange;
 use crate::devr::mail::CommMsg;
+use crate::devr::zoo::Bug;
 use crate::driver::buffers::BufferAllocator;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::{DeviceInfo, Driver};
@@ -218,7 +219,8 @@ impl Fleet {
             devices: site.devices.iter().map(|device| device.info().clone()).collect(),
         };
         let introductions: Vec<_> = self.processes.iter().map(introduce).collect();
-        let agreed = Agreed::new(Rank::new(0), &introductions)?;
+        let mut agreed = Agreed::new(Rank::new(0), &introductions)?;
+        agreed.bugs = config.bugs.clone();
         let ranks = |(process, site): &(Arc<Process>, Site)| start_all(process, &site.devices, &agreed, config);
         Ok(self.processes.iter().flat_map(ranks).collect())
     }
@@ -296,7 +298,10 @@ impl Inbox for ActorInbox {
         let actor = self.actor.upgrade()?;
         let core = self.core.upgrade()?;
         let message = match notice {
-            Notice::Message(incoming) => {
+            Notice::Message(mut incoming) => {
+                if core.has_bug(Bug::RoundsMixed) {
+                    incoming.tag = Tag::new(core.rounds.seq(), incoming.tag.round);
+                }
                 let from = incoming.from;
                 match core.rounds.deliver(incoming) {
                     Ok(true) => CommMsg::Arrived,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::team::Team;
+use super::zoo::{Bug, Bugs};
 use crate::driver::DeviceInfo;
 use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
@@ -57,6 +58,8 @@ pub(crate) struct Agreed {
     pub(crate) granularity: u64,
     /// Whether every device has multicast.
     pub(crate) multicast: bool,
+    /// What a simulation has planted: nothing in normal builds.
+    pub(crate) bugs: Bugs,
 }
 
 impl Agreed {
@@ -95,6 +98,7 @@ impl Agreed {
             stride,
             granularity: devices().map(|d| d.granularity).max().unwrap_or(4096),
             multicast: devices().all(|d| d.multicast),
+            bugs: Bugs::default(),
         })
     }
 
@@ -106,6 +110,11 @@ impl Agreed {
     /// The same agreement for a duplicate of another name.
     pub(crate) fn renamed(&self, name: &str) -> Self {
         Self { name: name.to_owned(), ..self.clone() }
+    }
+
+    /// Whether this bug was planted on this rank: never in normal builds.
+    pub(crate) fn has_bug(&self, bug: Bug) -> bool {
+        self.bugs.has(bug, self.rank)
     }
 
     /// This rank's identity.

@@ -26,6 +26,7 @@ use super::rounds::Rounds;
 use super::status::Board;
 use super::turns::Turns;
 use super::window::Counted;
+use super::zoo::Bug;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
 use crate::device::Watch;
@@ -120,6 +121,11 @@ impl Core {
             endpoint: Mutex::new(None),
             state: Mutex::new(state),
         })
+    }
+
+    /// Whether this bug was planted on this rank: never in normal builds.
+    pub(crate) fn has_bug(&self, bug: Bug) -> bool {
+        self.agreed.has_bug(bug)
     }
 
     /// The actor's own state. Only the actor and its job call this.
@@ -243,7 +249,7 @@ impl State {
         if memory.windows > 0 {
             return;
         }
-        if self.offered {
+        if self.offered && !core.has_bug(Bug::RetiresInFlight) {
             self.idle.insert(id);
         } else {
             self.retire(id, core);
@@ -270,7 +276,9 @@ impl State {
             ?errors,
             "memory.quarantined"
         );
-        self.quarantined.push((offset, span));
+        if !core.has_bug(Bug::QuarantineUntold) {
+            self.quarantined.push((offset, span));
+        }
         core.board.undo_failures(errors);
         core.board.committed(self);
     }
@@ -291,6 +299,9 @@ impl State {
 
     fn retire(&mut self, id: MemoryId, core: &Core) {
         let Some(memory) = self.memories.remove(&id) else { return };
+        if core.has_bug(Bug::UnmapsForAll) {
+            core.flat.last_to_retire(id);
+        }
         let mut errors = core.flat.retire(id, &*core.driver);
         for &handle in &memory.handles {
             self.tokens.unuse(handle);
@@ -298,6 +309,9 @@ impl State {
         errors.extend(release_all(memory.held));
         if !errors.is_empty() {
             self.quarantine(memory.offset, memory.span, &errors, core);
+        }
+        if core.has_bug(Bug::RetiresAtOnce) {
+            return self.replicated.forget_alone(id);
         }
         self.retired.push(id);
     }

@@ -123,6 +123,13 @@ impl FlatRange {
         unmap_all(driver, mapped)
     }
 
+    /// [`Bug::UnmapsForAll`](super::zoo::Bug::UnmapsForAll): takes whoever retires the memory next for the last one.
+    pub(crate) fn last_to_retire(&self, id: MemoryId) {
+        if let Some((_, left)) = self.inner.lock().memories.get_mut(&id) {
+            *left = 1;
+        }
+    }
+
     /// Keeps something until the last rank of the process has closed.
     pub(crate) fn keep(&self, what: Box<dyn Kept>) {
         self.inner.lock().attic.push(what);

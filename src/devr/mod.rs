@@ -15,6 +15,7 @@
 //! | [`team`], [`dev_comm`] | teams; what a device communicator needs, and its plan |
 //! | `turns` | the order of one rank's collectives |
 //! | `window`, `dev_comm_handle` | the handles that users hold |
+//! | `zoo` | bugs that tests plant; none in normal builds |
 
 pub(crate) mod actor;
 pub(crate) mod agreed;
@@ -39,6 +40,7 @@ pub mod table;
 pub mod team;
 pub(crate) mod turns;
 pub(crate) mod window;
+pub(crate) mod zoo;
 
 #[cfg(test)]
 mod testing;

@@ -114,6 +114,13 @@ impl Replicated {
         gone.into_iter().map(|id| self.forget(id)).collect()
     }
 
+    /// [`Bug::RetiresAtOnce`](super::zoo::Bug::RetiresAtOnce): what one rank must never do.
+    pub(crate) fn forget_alone(&mut self, id: MemoryId) {
+        if let Ok((_, memory)) = self.forget(id) {
+            self.shared.remove(&memory.key);
+        }
+    }
+
     /// Takes in a decision that every rank voted for.
     pub(crate) fn commit(&mut self, decision: &Decision) {
         self.space = decision.space.clone();

@@ -103,6 +103,40 @@ pub(crate) struct Ending {
     pub(crate) committed: bool,
     /// Of the agreed state after it.
     pub(crate) digest: u64,
+    /// What the rank held after it.
+    pub(crate) counts: Counts,
+}
+
+/// What a rank holds of its communicator: what a roll-back must bring back to what it was (P-5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Windows that memories count, resource buffers included.
+    pub(crate) windows: usize,
+    pub(crate) memories: usize,
+    pub(crate) allocations: usize,
+    pub(crate) shadow_slots: usize,
+    pub(crate) table_slots: usize,
+}
+
+impl Counts {
+    pub(crate) fn of(state: &State) -> Self {
+        let objects = state.objects.as_ref();
+        Self {
+            windows: state.memories.values().map(|memory| memory.windows).sum(),
+            memories: state.memories.len(),
+            allocations: state.tokens.len(),
+            shadow_slots: objects.map_or(0, |objects| objects.windows.counts().slots),
+            table_slots: objects.map_or(0, |objects| objects.table.counts().live),
+        }
+    }
+
+    /// Whether this is no more than that, each count by itself.
+    pub(crate) fn within(&self, other: &Self) -> bool {
+        self.memories <= other.memories
+            && self.allocations <= other.allocations
+            && self.shadow_slots <= other.shadow_slots
+            && self.table_slots <= other.table_slots
+    }
 }
 
 /// How many batches' ends are kept.

@@ -35,6 +35,8 @@ struct Plan {
     late: VecDeque<Late>,
     /// Recorded events that are late still.
     held: BTreeMap<u64, Late>,
+    /// What the inner driver refused.
+    refused: VecDeque<DeviceError>,
     hook: Option<Arc<Hook>>,
 }
 
@@ -98,6 +100,13 @@ impl Faulty {
         self.plan.lock().counts.clone()
     }
 
+    /// Calls that the inner driver itself refused, the latest ones first (at most 64). [`Driver::address_range`] is left
+    /// out: it is a question.
+    #[must_use]
+    pub fn refused(&self) -> Vec<DeviceError> {
+        self.plan.lock().refused.iter().cloned().collect()
+    }
+
     /// Calls `hook` before every call, in the caller's thread, without any lock of this driver; it may call
     /// this driver itself. Replaces an earlier hook.
     pub fn on_call(&self, hook: Hook) {
@@ -116,9 +125,20 @@ impl Faulty {
         if fails {
             return Err(DeviceError::new(call, DeviceProblem::Injected { nth }));
         }
-        inner(&*self.inner)
+        let outcome = inner(&*self.inner);
+        if let Err(error) = &outcome
+            && call != Call::AddressRange
+        {
+            let mut plan = self.plan.lock();
+            plan.refused.truncate(REFUSED_MAX - 1);
+            plan.refused.push_front(error.clone());
+        }
+        outcome
     }
 }
+
+/// How many refusals are kept.
+const REFUSED_MAX: usize = 64;
 
 impl Plan {
     fn count(&self, call: Call) -> u64 {

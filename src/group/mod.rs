@@ -31,6 +31,7 @@ use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::request::{Answer, Batch, Request, WindowRequest, Work};
 use crate::devr::window::Window;
+use crate::devr::zoo::Bug;
 use crate::error::Result;
 
 /// Requests on their way to their communicators. See the module's text.
@@ -202,7 +203,8 @@ impl Part {
 impl Drop for Group {
     fn drop(&mut self) {
         for part in self.close() {
-            drop(part.send(self.name.clone(), true));
+            let abandoned = !part.comm.core.has_bug(Bug::AbandonedRuns);
+            drop(part.send(self.name.clone(), abandoned));
         }
     }
 }

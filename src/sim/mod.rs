@@ -47,6 +47,9 @@ mod story;
 mod task;
 mod world;
 
+#[cfg(feature = "bug-zoo")]
+#[doc(hidden)]
+pub use crate::devr::zoo::Bug;
 pub use faults::Faults;
 pub use net::NetCounts;
 pub use policy::Policy;

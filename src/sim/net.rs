@@ -284,6 +284,10 @@ impl Engine {
     /// The connection between two processes breaks: each hears so behind what it had been sent.
     pub(super) fn sever(&self, a: usize, b: usize) {
         let mut state = self.state();
+        // A fault may be drawn for a larger world than there is.
+        if a >= state.net.processes() || !state.net.peers(a).contains(&b) {
+            return;
+        }
         let now = state.now;
         for (from, to) in [(a, b), (b, a)] {
             let news = state.net.end(from, to, "the simulation cut the connection".to_owned(), now);

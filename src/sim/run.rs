@@ -217,6 +217,7 @@ impl Sim {
             // What was dropped is closed.
             engine.run();
             broken.extend(oracle::agreement(&world));
+            broken.extend(oracle::books(&world));
         }
         broken.append(&mut world.inner.lock().failures);
         panic_out(&engine, &mut broken);
@@ -269,7 +270,8 @@ fn nondeterminism(number: u64, run: Run, again: &Run, report: Report) -> Failure
 }
 
 /// Calls that give something back: after a failed one something may be left.
-const UNDO: [Call; 5] = [Call::Free, Call::MulticastUnbind, Call::Release, Call::StreamDestroy, Call::Unmap];
+pub(super) const UNDO: [Call; 5] =
+    [Call::Free, Call::MulticastUnbind, Call::Release, Call::StreamDestroy, Call::Unmap];
 
 /// How long a run is taken to be before one has been made.
 const STEPS_GUESS: u64 = 200;

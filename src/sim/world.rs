@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::engine::Engine;
 use super::net::NetCarrier;
+use super::oracle::Seen;
 use super::process::ProcessRuntime;
 use super::random::mix_bytes;
 use crate::actors::{Runtime, Time};
@@ -19,10 +20,12 @@ use crate::comm::create::{Fleet, Site};
 use crate::comm::{Communicator, Config};
 use crate::devr::core::Core;
 use crate::devr::status::Board;
-use crate::driver::Driver;
+use crate::devr::zoo::Bugs;
 use crate::driver::faulty::Faulty;
 use crate::driver::host::{HostDriver, HostOptions};
+use crate::driver::multicast::{MulticastBoard, MulticastDriver};
 use crate::driver::null::{NullDriver, NullFabric, NullOptions};
+use crate::driver::{DeviceError, Driver};
 use crate::error::Result;
 use crate::ids::ProcessId;
 
@@ -63,6 +66,8 @@ pub enum Device {
     /// Memory of the host, really mapped: peer pointers can be checked.
     #[default]
     Host,
+    /// The same as null, with multicast objects, of which there are books only. Each process has one rank.
+    Multicast,
     /// Nothing behind the handles: for scale.
     Null,
 }
@@ -103,16 +108,21 @@ pub struct World {
     pub(super) engine: Arc<Engine>,
     device: Device,
     deadline: Duration,
+    /// What is planted in communicators: nothing in normal builds.
+    pub(crate) bugs: Mutex<Bugs>,
     pub(super) inner: Mutex<Inner>,
     fabric: Arc<NullFabric>,
+    board: Arc<MulticastBoard>,
 }
 
 #[derive(Default)]
 pub(super) struct Inner {
     fleets: BTreeMap<Shape, Arc<Fleet>>,
-    devices: Vec<Watched>,
+    devices: Vec<(Watched, Arc<Faulty>)>,
     runtimes: Vec<Arc<ProcessRuntime>>,
     pub(super) ranks: Vec<WatchedRank>,
+    /// Where the first rank of each team that told of it saw the window of a task: by communicator, team, task.
+    pub(super) placed: BTreeMap<(String, u32, String), Seen>,
     /// What programs reported.
     pub(super) failures: Vec<String>,
     /// Communicators that are still there when the world ends.
@@ -125,8 +135,10 @@ impl World {
             engine: Arc::clone(engine),
             device,
             deadline,
+            bugs: Mutex::default(),
             inner: Mutex::default(),
             fabric: NullFabric::new(),
+            board: MulticastBoard::new(),
         })
     }
 
@@ -149,6 +161,7 @@ impl World {
         if shape.hosts > 1 {
             config = config.lsa_team_size(shape.processes * shape.ranks);
         }
+        config.bugs = self.bugs.lock().clone();
         let ranks = fleet.communicator(&config)?;
         for comm in &ranks {
             self.watch(comm);
@@ -324,12 +337,12 @@ impl World {
             let mut state = self.engine.state();
             state.net.add(hub.clone(), &runtime, first, processes);
             drop(state);
-            inner.devices.push(watched);
+            inner.devices.push((watched, Arc::clone(&device)));
             inner.runtimes.push(Arc::clone(&runtime));
             sites.push(Site {
                 hub,
                 runtime: Runtime::from_scheduler(runtime),
-                devices: vec![device; shape.ranks as usize],
+                devices: vec![device as Arc<dyn Driver>; shape.ranks as usize],
                 host: format!("host{}", local / shape.processes as usize),
                 pid: PID_FIRST.saturating_add(u32::try_from(number).unwrap_or(u32::MAX)),
             });
@@ -340,24 +353,25 @@ impl World {
     }
 
     /// The device of all ranks of a process.
-    fn device(&self, number: usize) -> Result<(Watched, Arc<dyn Driver>)> {
+    fn device(&self, number: usize) -> Result<(Watched, Arc<Faulty>)> {
         let (watched, device): (Watched, Arc<dyn Driver>) = match self.device {
             Device::Host => {
                 let driver = HostDriver::new(HostOptions::new())?;
                 (Watched::Host(Arc::clone(&driver)), driver)
             }
-            Device::Null => {
+            Device::Multicast | Device::Null => {
                 let driver = NullDriver::new(NullOptions::new().fabric(Arc::clone(&self.fabric)))?;
-                (Watched::Null(Arc::clone(&driver)), driver)
+                let watched = Watched::Null(Arc::clone(&driver));
+                if self.device == Device::Multicast {
+                    (watched, MulticastDriver::new(driver, Arc::clone(&self.board)))
+                } else {
+                    (watched, driver)
+                }
             }
         };
-        let state = self.engine.state();
-        let failing: Vec<_> = state.plan.driver.iter().filter(|(process, ..)| *process == number).collect();
-        if failing.is_empty() {
-            return Ok((watched, device));
-        }
         let faulty = Faulty::new(device);
-        for (_, call, nth) in failing {
+        let state = self.engine.state();
+        for (_, call, nth) in state.plan.driver.iter().filter(|(process, ..)| *process == number) {
             faulty.fail(*call, *nth);
         }
         Ok((watched, faulty))
@@ -373,7 +387,29 @@ impl World {
     /// What each process's device holds, in words, where it holds anything.
     pub(super) fn held(&self) -> Vec<(usize, String)> {
         let inner = self.inner.lock();
-        inner.devices.iter().enumerate().filter_map(|(number, device)| Some((number, device.held()?))).collect()
+        let device = |(number, (device, _)): (usize, &(Watched, _))| Some((number, device.held()?));
+        let held = inner.devices.iter().enumerate().filter_map(device);
+        // Multicast objects are of all processes; the first one stands for them.
+        let objects = self.board.counts();
+        held.chain((objects != Default::default()).then(|| (0, format!("{objects:?}")))).collect()
+    }
+
+    /// Who bound memory to a multicast object before all devices were added to it.
+    pub(super) fn bound_early(&self) -> Option<String> {
+        let step = self.board.check_order().err()?;
+        Some(format!(
+            "P-6: process {} bound memory to multicast object {:#x} before all devices were added to it",
+            step.device, step.object.0
+        ))
+    }
+
+    /// What each process's device refused, though no fault asked for that.
+    pub(super) fn refused(&self) -> Vec<(usize, DeviceError)> {
+        let inner = self.inner.lock();
+        let refused = |(number, (_, device)): (usize, &(_, Arc<Faulty>))| {
+            device.refused().into_iter().map(move |error| (number, error))
+        };
+        inner.devices.iter().enumerate().flat_map(refused).collect()
     }
 
     pub(super) fn runtimes(&self) -> Vec<Arc<ProcessRuntime>> {
@@ -402,7 +438,10 @@ fn fail(world: &Weak<World>, what: &str) {
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World").field("device", &self.device).field("engine", &self.engine).finish_non_exhaustive()
+        f.debug_struct("World")
+            .field("device", &self.device)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
     }
 }
 
@@ -418,4 +457,3 @@ pub(super) async fn give_way() {
     })
     .await;
 }
-

@@ -14,7 +14,8 @@ use crate::devr::flush::message::encode;
 use crate::devr::flush::{Ended, flush};
 use crate::devr::mail::CommMsg;
 use crate::devr::request::{Answer, Batch};
-use crate::devr::status::Ending;
+use crate::devr::status::{Counts, Ending};
+use crate::devr::zoo::Bug;
 use crate::error::{Error, Result};
 use crate::ids::Rank;
 
@@ -25,6 +26,9 @@ impl CommActor {
                 self.operations += 1;
                 let id = self.operations;
                 let timer = cx.timer(batch.deadline, CommMsg::Deadline(id));
+                if self.core.has_bug(Bug::NoDeadline) {
+                    cx.cancel(timer);
+                }
                 self.queue.push_back(Queued { id, batch, timer });
                 return;
             }
@@ -54,8 +58,8 @@ impl CommActor {
             }
         }
         if matches!(self.mode, Mode::Draining) && self.current.is_none() && self.queue.is_empty() {
-            if let Some(endpoint) = self.core.endpoint() {
-                endpoint.goodbye(&encode(&self.core.rounds.seq()));
+            if !self.core.has_bug(Bug::GoodbyeEarly) {
+                self.say_goodbye();
             }
             self.begin_close(cx);
         }
@@ -104,7 +108,8 @@ impl CommActor {
         state.batch_ended(&self.core);
         self.core.rounds.next();
         let digest = state.replicated.digest(self.core.rounds.seq());
-        self.core.board.ended(Ending { committed: matches!(ended, Ended::Committed(_)), digest });
+        let (committed, counts) = (matches!(ended, Ended::Committed(_)), Counts::of(&state));
+        self.core.board.ended(Ending { committed, digest, counts });
         self.core.board.committed(&state);
         drop(state);
         self.retire_deferred();
@@ -135,6 +140,12 @@ impl CommActor {
             "batch.rolled_back"
         );
         answer_all(answers, done, &outcome);
+    }
+
+    pub(super) fn say_goodbye(&self) {
+        if let Some(endpoint) = self.core.endpoint() {
+            endpoint.goodbye(&encode(&self.core.rounds.seq()));
+        }
     }
 
     fn finalized(&self, rank: Rank) -> Error {

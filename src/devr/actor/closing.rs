@@ -7,6 +7,7 @@ use super::{CommActor, Mode};
 use crate::actors::{Cx, Flow};
 use crate::devr::close;
 use crate::devr::mail::{CloseReply, Closing, CommMsg};
+use crate::devr::zoo::Bug;
 use crate::driver::DeviceError;
 use crate::error::{Error, FailureCause, Result};
 
@@ -96,6 +97,9 @@ impl CommActor {
     pub(super) fn finalize(&mut self, reply: CloseReply, cx: &mut Cx<'_, CommMsg>) {
         tracing::debug!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "comm.finalize");
         self.closers.push(reply);
+        if self.core.has_bug(Bug::GoodbyeEarly) {
+            self.say_goodbye();
+        }
         match self.mode {
             Mode::Open => self.mode = Mode::Draining,
             Mode::Failed(_) => self.begin_close(cx),

@@ -11,6 +11,7 @@ use crate::actors::{Cx, Time};
 use crate::bootstrap::{Endpoint, Notice, SightingKind};
 use crate::devr::flush::message::{decode, encode, round, round_name};
 use crate::devr::mail::CommMsg;
+use crate::devr::zoo::Bug;
 use crate::error::{Error, Failure, FailureCause, Missing, Peer};
 use crate::ids::Rank;
 
@@ -39,6 +40,7 @@ impl CommActor {
             "comm.failed"
         );
         if told == Told::Nobody
+            && !self.core.has_bug(Bug::AbortUntold)
             && let Some(endpoint) = self.core.endpoint()
         {
             say_farewell(&endpoint, &failure.cause);
@@ -53,7 +55,8 @@ impl CommActor {
             drop(job);
             answer_all(answers, done, &error);
         }
-        for Queued { batch, timer, .. } in self.queue.drain(..) {
+        let asleep = if self.core.has_bug(Bug::QueueAsleep) { self.queue.len() } else { 0 };
+        for Queued { batch, timer, .. } in self.queue.drain(asleep..) {
             cx.cancel(timer);
             answer_all(batch.answers, batch.done, &error);
         }
@@ -68,6 +71,7 @@ impl CommActor {
             Notice::Message(incoming) => {
                 debug_assert!(false, "{incoming:?} goes to the rounds, not to the actor");
             }
+            Notice::Goodbye { .. } if self.core.has_bug(Bug::GoodbyeUnheard) => {}
             Notice::Goodbye { from, body } => match decode(&body) {
                 Ok(seq) => self.core.rounds.goodbye(from, seq),
                 Err(detail) => {
@@ -92,9 +96,11 @@ impl CommActor {
                 };
                 self.fail(cause, Told::All, cx);
             }
+            Notice::Lost { .. } if self.core.has_bug(Bug::LossUnheard) => {}
             Notice::Lost { ranks, detail } => {
                 self.fail(FailureCause::PeerLost { peers: self.peers(&ranks), detail }, Told::Nobody, cx);
             }
+            Notice::Broken { .. } if self.core.has_bug(Bug::DamageUnheard) => {}
             Notice::Broken { ranks, detail } => {
                 let mut peers = self.peers(&ranks);
                 let cause = if peers.is_empty() {

@@ -15,6 +15,7 @@ use crate::devr::agreed::Agreed;
 use crate::devr::numbers::NumberMap;
 use crate::devr::replicated::{Key, KeyPart, Replicated};
 use crate::devr::space::Space;
+use crate::devr::zoo::Bug;
 use crate::error::{Cause, Fault, Phase, Reason};
 use crate::ids::LsaRank;
 
@@ -106,12 +107,14 @@ fn refusals(agreed: &Agreed, offers: &[Arc<Offer>]) -> Result<(), Cause> {
     }
     let requests =
         |text: &dyn Fn(&Offer) -> String| (0u32..).zip(offers).map(|(lsa, o)| (peer(lsa), text(o))).collect();
-    if offers.iter().any(|o| o.group != offers[0].group) {
+    if offers.iter().any(|o| o.group != offers[0].group) && !agreed.has_bug(Bug::GroupNameIgnored) {
         let requests =
             requests(&|o| o.group.as_ref().map_or("no group name".to_owned(), |g| format!("group `{g}`")));
         return Err(Cause::Mismatch { what: "the group's name".to_owned(), requests });
     }
-    if let Some((difference, task)) = first_difference(offers) {
+    if let Some((difference, task)) = first_difference(offers)
+        && !agreed.has_bug(Bug::PrintsIgnored)
+    {
         let requests =
             requests(&|o| o.tasks.get(task).map_or("nothing".to_owned(), |t| o.print(&t).describe()));
         return Err(Cause::Mismatch { what: differing(difference, task), requests });
@@ -267,6 +270,8 @@ impl<'a> Draft<'a> {
         let sizes: Arc<[u64]> =
             tasks.iter().zip(self.offers).map(|(t, o)| o.sizes(o.range(t)).sum()).collect();
         let span = key.0.iter().zip(sizes.iter()).map(|(part, size)| part.shift.saturating_add(*size)).max();
+        let own = sizes[self.agreed.lsa_rank().index()];
+        let span = if self.agreed.has_bug(Bug::OwnSizes) { Some(own) } else { span };
         let need = span.unwrap_or(0).checked_next_multiple_of(self.agreed.granularity).unwrap_or(u64::MAX);
         let Some(offset) = self.space.alloc(need, self.agreed.granularity) else {
             return Err(Cause::Exhausted { need, free: self.space.largest_free() });

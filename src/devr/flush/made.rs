@@ -13,6 +13,7 @@ use crate::devr::flat::Kept;
 use crate::devr::owned::{Binding, Held, release_all};
 use crate::devr::shadow::Slot;
 use crate::devr::table::TableSlot;
+use crate::devr::zoo::Bug;
 use crate::driver::range::{Mapped, Reservation, unmap_all};
 use crate::driver::{DeviceError, Driver, Handle};
 
@@ -158,21 +159,31 @@ impl Made {
         errors.extend(imported.filter_map(|held| held.release().err()));
         let mut state = core.state();
         if let Some(objects) = state.objects.as_mut() {
-            objects.forget(&parts.windows, &parts.entries);
+            let windows = if core.has_bug(Bug::SlotLeft) { &[][..] } else { &parts.windows };
+            objects.forget(windows, &parts.entries);
             errors.extend(objects.take_undo_errors());
         }
         core.board.undo_failures(&errors);
         let mut stuck: BTreeMap<Handle, DeviceError> = BTreeMap::new();
         for (handle, held) in std::mem::take(&mut parts.held) {
-            state.tokens.unuse(handle);
-            if let Some(error) = release_all([held]).pop() {
+            if !core.has_bug(Bug::TokenLeft) {
+                state.tokens.unuse(handle);
+            }
+            if core.has_bug(Bug::ReferenceLeft) {
+                Box::leak(Box::new(held));
+                continue;
+            }
+            let again = core.has_bug(Bug::ReleasesTwice).then(|| Arc::new(Held::new(&core.driver, handle)));
+            if let Some(error) = release_all([held].into_iter().chain(again)).pop() {
                 stuck.insert(handle, error);
             }
         }
         // Each release that failed is reported once, with the first range that it keeps from coming back.
         for memory in std::mem::take(&mut parts.mapped) {
             let mut failed = bound.remove(&memory.id).unwrap_or_default();
-            failed.extend(unmap_all(&*core.driver, memory.mapped));
+            if !core.has_bug(Bug::MappingsLeft) {
+                failed.extend(unmap_all(&*core.driver, memory.mapped));
+            }
             failed.extend(memory.own.iter().filter_map(|handle| stuck.remove(handle)));
             if !failed.is_empty() {
                 state.quarantine(memory.offset, memory.span, &failed, &core);
@@ -208,7 +219,14 @@ impl Kept for Left {
 
 impl Drop for Made {
     fn drop(&mut self) {
+        if self.core.has_bug(Bug::DropUndoes) {
+            drop(self.undo());
+        }
         if let Some(parts) = self.parts.take() {
+            if self.core.has_bug(Bug::DropLeaks) {
+                Box::leak(Box::new(parts));
+                return;
+            }
             self.core.flat.keep(Box::new(Left(parts)));
         }
     }

@@ -14,6 +14,8 @@ use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
 use crate::device::abi;
 use crate::devr::core::Core;
 use crate::devr::owned::Held;
+use crate::devr::replicated::KeyPart;
+use crate::devr::zoo::Bug;
 use crate::driver::range::{Reservation, runs};
 use crate::driver::{DeviceError, Event, Exported, Handle};
 use crate::error::{Fault, Misuse, Phase, Reason};
@@ -46,6 +48,10 @@ impl Arrived {
         self.lost = self.lost.or(message.lost);
         let mut handles = message.handles.into_iter();
         let imports = core.agreed.imports() && core.agreed.process(message.from) != core.agreed.me().process;
+        if core.has_bug(Bug::HandlesByOrder) && imports {
+            let count = offer.allocations.iter().filter(|allocation| allocation.handle).count();
+            handles.as_mut_slice()[..count].reverse();
+        }
         let foreign = offer.allocations.iter().map(|&AllocationOffer { token, size, handle }| Foreign {
             token,
             size,
@@ -207,7 +213,7 @@ impl Mapper<'_> {
     fn own(&mut self, index: usize, memory: &NewMemory) -> Result<(), Reason> {
         let me = self.core.agreed.lsa_rank();
         let part = &memory.key.0[me.index()];
-        let mut address = self.core.flat.address(self.range, me, memory.offset + part.shift);
+        let mut address = self.core.flat.address(self.range, me, memory.offset + self.shift(part));
         for token in &part.tokens {
             let (handle, size) = self.prepared.own[token];
             self.map(index, address, size, handle)?;
@@ -218,7 +224,7 @@ impl Mapper<'_> {
 
     fn foreign(&mut self, index: usize, memory: &NewMemory, owner: LsaRank) -> Result<(), Reason> {
         let part = &memory.key.0[owner.index()];
-        let mut address = self.core.flat.address(self.range, owner, memory.offset + part.shift);
+        let mut address = self.core.flat.address(self.range, owner, memory.offset + self.shift(part));
         for &token in &part.tokens {
             let came = self.arrived.find(owner, token);
             let size = usize::try_from(came.map_or(0, |came| came.size)).unwrap_or(usize::MAX);
@@ -227,6 +233,10 @@ impl Mapper<'_> {
             address += size;
         }
         Ok(())
+    }
+
+    fn shift(&self, part: &KeyPart) -> u64 {
+        if self.core.has_bug(Bug::ShiftForgotten) { 0 } else { part.shift }
     }
 
     fn import(&mut self, key: (u32, Token), came: Option<&Foreign>, size: usize) -> Result<Handle, Reason> {

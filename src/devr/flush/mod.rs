@@ -38,6 +38,7 @@ use self::message::{Offer, Vote, decode, encode, round};
 use self::prepare::{Prepared, prepare};
 use super::core::Core;
 use super::request::Work;
+use super::zoo::Bug;
 use crate::bootstrap::{Incoming, Parcel, Tag};
 use crate::driver::{DeviceError, Event};
 use crate::error::{Cause, FailureCause, Fault, Phase, Reason, RolledBack, each_once};
@@ -104,6 +105,9 @@ impl Flush {
         self.enter(Phase::Prepare);
         let prepared = prepare(&self.core, &work, &mut self.made);
 
+        if self.core.has_bug(Bug::RefusesAlone) && !prepared.offer.refused.is_empty() {
+            return Err(Stop::Cause(Cause::Refused { faults: prepared.offer.refused.clone() }));
+        }
         self.enter(Phase::Offer);
         self.send(round::OFFER, &*prepared.offer, &prepared.parcels(&self.core));
         let incoming = self.gather(round::OFFER, self.team_peers()).await?;
@@ -135,7 +139,7 @@ impl Flush {
         mut arrived: map::Arrived,
         world: merge::Own,
     ) -> Result<(Decision, commit::Drafts), Stop> {
-        if decision.needs_handles() {
+        if self.needs_handles(&decision) {
             self.enter(Phase::Handles);
             let mut faults = Vec::new();
             let parcels = map::missing_handles(&self.core, &self.made, prepared, &decision, &mut faults);
@@ -169,10 +173,12 @@ impl Flush {
                 let added = bind::add_devices(&self.core, &mut self.made, &decision, &arrived);
                 faults.extend(added.err().map(|reason| self.fault(Phase::Multicast, reason)));
             }
-            (faults, _) =
-                self.exchange(round::MULTICAST, &decision, faults, &parcels_without(&self.core)).await?;
-            if !faults.is_empty() {
-                return self.refuse(world, faults).await;
+            if !self.core.has_bug(Bug::BindsEarly) {
+                (faults, _) =
+                    self.exchange(round::MULTICAST, &decision, faults, &parcels_without(&self.core)).await?;
+                if !faults.is_empty() {
+                    return self.refuse(world, faults).await;
+                }
             }
         }
         drop(arrived);
@@ -189,6 +195,14 @@ impl Flush {
         Ok((decision, drafts))
     }
 
+    /// Whether a round for handles is needed: the same on every rank.
+    fn needs_handles(&self, decision: &Decision) -> bool {
+        if self.core.has_bug(Bug::ExtraRoundAlone) {
+            return !decision.missing[self.core.agreed.lsa_rank().index()].is_empty();
+        }
+        decision.needs_handles()
+    }
+
     /// Every rank of the team tells every other its faults. Returns the faults of all, in order of rank and each
     /// once, and the messages.
     async fn exchange(
@@ -199,7 +213,12 @@ impl Flush {
         parcels: &[Parcel],
     ) -> Result<(Vec<Fault>, Vec<Incoming>), Stop> {
         let digest = decision.digest;
-        self.send(round, &Vote { digest, faults: faults.clone() }, parcels);
+        let hidden = self.core.has_bug(Bug::HidesFault) && round == round::VOTE;
+        let told = if hidden { Vec::new() } else { faults.clone() };
+        self.send(round, &Vote { digest, faults: told }, parcels);
+        if self.core.has_bug(Bug::CommitsEarly) && round == round::VOTE {
+            return Ok((faults, Vec::new()));
+        }
         let incoming = self.gather(round, self.team_peers()).await?;
         let mut all: Vec<Vec<Fault>> = Vec::with_capacity(incoming.len() + 1);
         for message in &incoming {
@@ -311,7 +330,7 @@ impl Flush {
     }
 
     fn check_digest(&self, message: &Incoming, theirs: u64, mine: u64) -> Result<(), Stop> {
-        if theirs == mine {
+        if theirs == mine || self.core.has_bug(Bug::DigestUnchecked) {
             return Ok(());
         }
         let detail = format!(
