@@ -64,15 +64,20 @@ fn world(program: fn(Communicator) -> Result<()>) -> impl Fn(&Arc<World>) -> Res
 
 fn main() {
     let sim = Sim::new();
-    let failure = sim.explore(&Policy::random(1).runs(1_000), world(shared)).expect_err("a schedule mixes them up");
+    let failure =
+        sim.explore(&Policy::random(1).runs(1_000), world(shared)).expect_err("a schedule mixes them up");
     println!("{failure}\n");
-    assert!(failure.broken.iter().any(|what| what.contains("mismatch") || what.contains("differ")), "{failure}");
+    assert!(
+        failure.broken.iter().any(|what| what.contains("mismatch") || what.contains("differ")),
+        "{failure}"
+    );
 
     let replay = Policy::replay(&failure.schedule.to_string()).expect("a failure names its schedule");
     let again = sim.explore(&replay, world(shared)).expect_err("the same schedule fails in the same way");
     assert_eq!(again.broken, failure.broken);
     println!("found in run {}, and again from `{}`", failure.run, failure.schedule);
 
-    let report = sim.explore(&Policy::random(1).runs(200), world(apart)).unwrap_or_else(|failure| panic!("{failure}"));
+    let report =
+        sim.explore(&Policy::random(1).runs(200), world(apart)).unwrap_or_else(|failure| panic!("{failure}"));
     println!("mended: {} runs held, {} of them different", report.runs, report.digests);
 }

@@ -32,8 +32,8 @@ pub mod devr;
 pub mod driver;
 pub mod error;
 pub mod group;
-pub mod sim;
 pub mod ids;
+pub mod sim;
 
 pub use comm::{Communicator, Config};
 pub use devr::dev_comm::DevCommRequirements;

@@ -230,10 +230,10 @@ impl<M: Send + 'static> Timers<M> {
         self.next_seq += 1;
         let cell = me.weak_cell();
         let ring = move || {
-            if let Some(cell) = cell.upgrade() {
-                if cell.mailbox().push_timer(id) {
-                    cell.wake();
-                }
+            if let Some(cell) = cell.upgrade()
+                && cell.mailbox().push_timer(id)
+            {
+                cell.wake();
             }
         };
         let scheduled = me.runtime().scheduler().timer(at, Box::new(ring));

@@ -159,10 +159,8 @@ impl<M> Drop for Addr<M> {
     fn drop(&mut self) {
         let mailbox = self.cell.mailbox();
         // Release, so that whoever sees no address left (`settle`, under the lock) sees all that was done with them.
-        if mailbox.addrs.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if mailbox.schedule() {
-                self.cell.wake();
-            }
+        if mailbox.addrs.fetch_sub(1, Ordering::AcqRel) == 1 && mailbox.schedule() {
+            self.cell.wake();
         }
     }
 }

@@ -225,7 +225,8 @@ impl Hub {
     pub(crate) fn receive(&self, from: ProcessId, packet: &Packet) -> bool {
         // Whoever is due after it goes to its runtime when this is dropped.
         let mut due = Vec::new();
-        let broken = packet.open(|frame, handles| io::accept(self.shared(), from, &frame, handles, &mut due)).err();
+        let broken =
+            packet.open(|frame, handles| io::accept(self.shared(), from, &frame, handles, &mut due)).err();
         drop(due);
         let Some(violation) = broken else { return true };
         tracing::warn!(peer = %from, detail = %violation, "bootstrap.broken");

@@ -221,7 +221,8 @@ impl Fleet {
         let introductions: Vec<_> = self.processes.iter().map(introduce).collect();
         let mut agreed = Agreed::new(Rank::new(0), &introductions)?;
         agreed.bugs = config.bugs.clone();
-        let ranks = |(process, site): &(Arc<Process>, Site)| start_all(process, &site.devices, &agreed, config);
+        let ranks =
+            |(process, site): &(Arc<Process>, Site)| start_all(process, &site.devices, &agreed, config);
         Ok(self.processes.iter().flat_map(ranks).collect())
     }
 }

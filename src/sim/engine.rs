@@ -27,9 +27,7 @@ use super::policy::{Chooser, Pick};
 use super::prints::Prints;
 use super::random::mix;
 use super::task::TaskId;
-use crate::actors::{
-    Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of,
-};
+use crate::actors::{Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of};
 
 /// A script: a program that never blocks, polled by the engine.
 pub(super) type Program = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -263,8 +261,14 @@ impl Engine {
         let mut state = self.state.lock();
         let number = state.scripts.len();
         let waker = Waker::from(Arc::new(ScriptWaker { engine: Arc::downgrade(self), number }));
-        let script =
-            Script { name: name.to_owned(), program: Some(program), waker, ready: false, done: false, woken: false };
+        let script = Script {
+            name: name.to_owned(),
+            program: Some(program),
+            waker,
+            ready: false,
+            done: false,
+            woken: false,
+        };
         state.scripts.push(script);
         if from <= state.now {
             state.wake_script(number);
@@ -361,7 +365,9 @@ impl Engine {
     pub(super) fn end_scripts(&self) {
         loop {
             let mut state = self.state.lock();
-            let Some(number) = state.scripts.iter().position(|script| script.program.is_some()) else { return };
+            let Some(number) = state.scripts.iter().position(|script| script.program.is_some()) else {
+                return;
+            };
             let program = state.scripts[number].program.take();
             state.forget_ready(TaskId::script(number as u64));
             drop(state);
@@ -386,7 +392,8 @@ impl Engine {
     pub(super) fn try_at(&self) -> Option<(u64, Time, Option<String>)> {
         let state = self.state.try_lock()?;
         let host = state.hosts.iter().zip(0..).find(|(_, number)| state.current == TaskId::host(*number));
-        let script = state.scripts.iter().zip(0..).find(|(_, number)| state.current == TaskId::script(*number));
+        let script =
+            state.scripts.iter().zip(0..).find(|(_, number)| state.current == TaskId::script(*number));
         let name = host.map(|(host, _)| &host.name).or(script.map(|(script, _)| &script.name));
         Some((state.steps, state.now, name.cloned()))
     }

@@ -66,7 +66,9 @@ impl FromStr for Faults {
             let Some(fault) = found.or_else(|| (name == "all").then(Self::all)) else {
                 let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
                 let why = format!("`all`, `none`, or some of {}", names.join(", "));
-                return Err(Misuse::BadSetting { name: "faults".to_owned(), value: name.to_owned(), why }.into());
+                return Err(
+                    Misuse::BadSetting { name: "faults".to_owned(), value: name.to_owned(), why }.into()
+                );
             };
             faults |= fault;
         }
@@ -142,70 +144,9 @@ impl Plan {
                 continue;
             }
             let step = chooser.draw(steps.max(1));
-            let pick = |chooser: &mut Chooser, of: u64| usize::try_from(chooser.draw(of)).unwrap_or(0);
-            let told = match fault {
-                Faults::ABORT => {
-                    at.push((step, Fault::Abort(pick(chooser, 64))));
-                    format!("at step {step}")
-                }
-                Faults::CORRUPT => {
-                    plan.damage_one_in = Some(2 + chooser.draw(100));
-                    String::new()
-                }
-                Faults::CUT => {
-                    let (a, b) = (pick(chooser, processes), pick(chooser, processes));
-                    if a == b {
-                        continue;
-                    }
-                    at.push((step, Fault::Cut(a, b)));
-                    format!("between processes {a} and {b} at step {step}")
-                }
-                Faults::DEADLINE => {
-                    at.push((step, Fault::Hasten));
-                    format!("at step {step}")
-                }
-                Faults::DELAY => {
-                    plan.delay_one_in = Some(1 + chooser.draw(8));
-                    String::new()
-                }
-                Faults::DRIVER => {
-                    let process = pick(chooser, processes);
-                    let call = Call::ALL[pick(chooser, Call::ALL.len() as u64)];
-                    let nth = 1 + chooser.draw(12);
-                    plan.driver.push((process, call, nth));
-                    format!("call {nth} of {call} in process {process}")
-                }
-                Faults::DROP => {
-                    at.push((step, Fault::Drop(pick(chooser, 64))));
-                    format!("at step {step}")
-                }
-                Faults::KILL => {
-                    let process = pick(chooser, processes);
-                    at.push((step, Fault::Kill(process)));
-                    format!("process {process} at step {step}")
-                }
-                Faults::LATE => {
-                    let rank = pick(chooser, ranks.max(1) as u64);
-                    let after = Duration::from_millis(1 + chooser.draw(90_000));
-                    plan.late = Some((rank, after));
-                    format!("rank {rank} by {after:?}")
-                }
-                Faults::PARTITION => {
-                    let members = chooser.draw(1 << processes.min(16));
-                    let group: Vec<usize> =
-                        (0..usize::try_from(processes).unwrap_or(0)).filter(|p| members >> (p % 16) & 1 == 1).collect();
-                    let heal = step + chooser.draw(steps.max(1));
-                    let told = format!("of processes {group:?} from step {step} to {heal}");
-                    at.push((step, Fault::Partition(group.clone())));
-                    at.push((heal, Fault::Heal(group)));
-                    told
-                }
-                Faults::SLOW => {
-                    let process = pick(chooser, processes);
-                    plan.slow = Some(process);
-                    format!("process {process}")
-                }
-                _ => continue,
+            let Some(told) = plan.draw_one(fault, step, steps, (processes, ranks as u64), chooser, &mut at)
+            else {
+                continue;
             };
             plan.may_fail |= !(Faults::DELAY | Faults::SLOW).contains(fault);
             plan.drawn.push(if told.is_empty() { name.to_owned() } else { format!("{name} {told}") });
@@ -217,9 +158,91 @@ impl Plan {
         plan
     }
 
+    /// Draws one fault of a kind. What it is, in words; nothing if none came of it.
+    fn draw_one(
+        &mut self,
+        fault: Faults,
+        step: u64,
+        steps: u64,
+        (processes, ranks): (u64, u64),
+        chooser: &mut Chooser,
+        at: &mut Vec<(u64, Fault)>,
+    ) -> Option<String> {
+        let pick = |chooser: &mut Chooser, of: u64| usize::try_from(chooser.draw(of)).unwrap_or(0);
+        Some(match fault {
+            Faults::ABORT => {
+                at.push((step, Fault::Abort(pick(chooser, 64))));
+                format!("at step {step}")
+            }
+            Faults::CORRUPT => {
+                self.damage_one_in = Some(2 + chooser.draw(100));
+                String::new()
+            }
+            Faults::CUT => {
+                let (a, b) = (pick(chooser, processes), pick(chooser, processes));
+                if a == b {
+                    return None;
+                }
+                at.push((step, Fault::Cut(a, b)));
+                format!("between processes {a} and {b} at step {step}")
+            }
+            Faults::DEADLINE => {
+                at.push((step, Fault::Hasten));
+                format!("at step {step}")
+            }
+            Faults::DELAY => {
+                self.delay_one_in = Some(1 + chooser.draw(8));
+                String::new()
+            }
+            Faults::DRIVER => {
+                let process = pick(chooser, processes);
+                let call = Call::ALL[pick(chooser, Call::ALL.len() as u64)];
+                let nth = 1 + chooser.draw(12);
+                self.driver.push((process, call, nth));
+                format!("call {nth} of {call} in process {process}")
+            }
+            Faults::DROP => {
+                at.push((step, Fault::Drop(pick(chooser, 64))));
+                format!("at step {step}")
+            }
+            Faults::KILL => {
+                let process = pick(chooser, processes);
+                at.push((step, Fault::Kill(process)));
+                format!("process {process} at step {step}")
+            }
+            Faults::LATE => {
+                let rank = pick(chooser, ranks.max(1));
+                let after = Duration::from_millis(1 + chooser.draw(90_000));
+                self.late = Some((rank, after));
+                format!("rank {rank} by {after:?}")
+            }
+            Faults::PARTITION => {
+                let members = chooser.draw(1 << processes.min(16));
+                let group: Vec<usize> = (0..usize::try_from(processes).unwrap_or(0))
+                    .filter(|p| members >> (p % 16) & 1 == 1)
+                    .collect();
+                let heal = step + chooser.draw(steps.max(1));
+                let told = format!("of processes {group:?} from step {step} to {heal}");
+                at.push((step, Fault::Partition(group.clone())));
+                at.push((heal, Fault::Heal(group)));
+                told
+            }
+            Faults::SLOW => {
+                let process = pick(chooser, processes);
+                self.slow = Some(process);
+                format!("process {process}")
+            }
+            _ => return None,
+        })
+    }
+
     /// The fault whose step has come.
     pub(super) fn due(&mut self, step: u64) -> Option<Fault> {
-        if self.at.last().is_some_and(|(at, _)| *at <= step) { self.at.pop().map(|(_, fault)| fault) } else { None }
+        if self.at.last().is_some_and(|(at, _)| *at <= step) {
+            self.at.pop().map(|(_, fault)| fault)
+        } else {
+            None
+        }
     }
 
     /// Partitions end, however few steps there were.
@@ -233,7 +256,11 @@ impl Plan {
 
     /// How long a frame of this process is on its way.
     pub(super) fn delay(&self, chooser: &mut Chooser, from: usize) -> Duration {
-        let slow = if self.slow == Some(from) { Duration::from_millis(20 + chooser.draw(200)) } else { Duration::ZERO };
+        let slow = if self.slow == Some(from) {
+            Duration::from_millis(20 + chooser.draw(200))
+        } else {
+            Duration::ZERO
+        };
         match self.delay_one_in {
             Some(of) if chooser.draw(of) == 0 => slow + Duration::from_micros(1 + chooser.draw(5_000)),
             _ => slow,

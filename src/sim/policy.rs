@@ -108,9 +108,11 @@ impl Policy {
     pub(super) fn chooser(&self, number: u64, steps: u64) -> Chooser {
         match &self.kind {
             Kind::DepthFirst => Chooser::depth_first(),
-            Kind::Pct { seed, depth } => {
-                Chooser::of(&Schedule::Pct { seed: of_run(*seed, number), depth: *depth, steps: steps.max(1) })
-            }
+            Kind::Pct { seed, depth } => Chooser::of(&Schedule::Pct {
+                seed: of_run(*seed, number),
+                depth: *depth,
+                steps: steps.max(1),
+            }),
             Kind::Random { seed } => Chooser::of(&Schedule::Random { seed: of_run(*seed, number) }),
             Kind::Replay(schedule) => Chooser::of(schedule),
             Kind::RoundRobin { seed } => Chooser::of(&Schedule::RoundRobin { seed: of_run(*seed, number) }),
@@ -226,10 +228,12 @@ impl Chooser {
             return 0;
         }
         match &mut self.way {
-            Way::DepthFirst(search) => match search.pick(usize::try_from(bound).unwrap_or(usize::MAX), None) {
-                Pick::Index(index) => index as u64,
-                Pick::Prune => 0,
-            },
+            Way::DepthFirst(search) => {
+                match search.pick(usize::try_from(bound).unwrap_or(usize::MAX), None) {
+                    Pick::Index(index) => index as u64,
+                    Pick::Prune => 0,
+                }
+            }
             Way::Replay { choices, at } => {
                 let choice = choices.get(*at).copied().unwrap_or(0);
                 *at += 1;
@@ -419,7 +423,11 @@ mod tests {
             let mut left = [11_u32, 10, 10];
             let mut last = None;
             while left[1] + left[2] > 0 {
-                let ready: Vec<TaskId> = (0..3_u64).filter(|&i| left[i as usize] > 0).map(TaskId::script).collect();
+                let ready: Vec<TaskId> = (0_u64..)
+                    .zip(left)
+                    .filter(|(_, left)| *left > 0)
+                    .map(|(i, _)| TaskId::script(i))
+                    .collect();
                 let index = match ready.len() {
                     1 => 0,
                     _ => match chooser.pick(&ready, last, || 0) {

@@ -158,9 +158,18 @@ impl Sim {
         });
         let mut broken = run.broken;
         if again.broken.is_empty() {
-            broken.push("made again under the same schedule it did not fail: it depends on something else".to_owned());
+            broken.push(
+                "made again under the same schedule it did not fail: it depends on something else".to_owned(),
+            );
         }
-        Failure { run: number, broken, faults: run.drawn, schedule: run.schedule, story: story.lines(), report }
+        Failure {
+            run: number,
+            broken,
+            faults: run.drawn,
+            schedule: run.schedule,
+            story: story.lines(),
+            report,
+        }
     }
 
     /// One run. Gives the chooser back, which depth-first goes on with.
@@ -236,10 +245,8 @@ impl Sim {
             runtime.shut_down();
         }
         end(&engine);
-        let chooser = std::mem::replace(
-            &mut engine.state().chooser,
-            Chooser::of(&Schedule::Random { seed: 0 }),
-        );
+        let chooser =
+            std::mem::replace(&mut engine.state().chooser, Chooser::of(&Schedule::Random { seed: 0 }));
         (run, chooser)
     }
 }
@@ -266,7 +273,14 @@ fn nondeterminism(number: u64, run: Run, again: &Run, report: Report) -> Failure
          of a hash map)",
         run.digest, run.steps, again.digest, again.steps
     );
-    Failure { run: number, broken: vec![what], faults: run.drawn, schedule: run.schedule, story: Vec::new(), report }
+    Failure {
+        run: number,
+        broken: vec![what],
+        faults: run.drawn,
+        schedule: run.schedule,
+        story: Vec::new(),
+        report,
+    }
 }
 
 /// Calls that give something back: after a failed one something may be left.

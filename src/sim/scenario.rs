@@ -179,7 +179,8 @@ impl Program {
         for window in 0..self.scenario.windows {
             // Every other group takes all its windows from one buffer, and so has one memory.
             if window == 0 || number.is_multiple_of(2) {
-                let bytes = if number.is_multiple_of(2) { BYTES } else { BYTES * self.scenario.windows as usize };
+                let bytes =
+                    if number.is_multiple_of(2) { BYTES } else { BYTES * self.scenario.windows as usize };
                 match comm.alloc(bytes) {
                     Ok(buffer) => buffers.push(buffer),
                     // Its peers must not wait for requests that do not come.
@@ -216,7 +217,9 @@ impl Program {
         let windows: Result<Vec<Window>> = ended.into_iter().collect();
         if outcome.is_ok() != windows.is_ok() {
             // Windows of a group are as the group is; a communicator that fails later takes none of them back.
-            return Err(wrong(format!("P-4: group {number} ended with {outcome:?}, its windows with {windows:?}")));
+            return Err(wrong(format!(
+                "P-4: group {number} ended with {outcome:?}, its windows with {windows:?}"
+            )));
         }
         if let Ok(windows) = &windows {
             self.check(number, comm, windows)?;
@@ -242,7 +245,10 @@ impl Program {
                 window.read(rank, 0, &mut found)?;
                 let wanted = self.pattern(rank, index, number, at);
                 if u64::from_le_bytes(found) != wanted {
-                    return Err(wrong(format!("P-3: window {at} of group {number} of {} is not {rank}'s", comm.name())));
+                    return Err(wrong(format!(
+                        "P-3: window {at} of group {number} of {} is not {rank}'s",
+                        comm.name()
+                    )));
                 }
             }
         }

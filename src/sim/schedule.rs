@@ -160,7 +160,18 @@ mod tests {
 
     #[test]
     fn what_is_no_schedule_is_refused() {
-        for text in ["", "s1", "s2.r.1", "s1.r.", "s1.r.xyz", "s1.p.1.2", "s1.p.1.2.3.4", "s1.d.!", "s1.d.z", "s1.d.z(9"] {
+        for text in [
+            "",
+            "s1",
+            "s2.r.1",
+            "s1.r.",
+            "s1.r.xyz",
+            "s1.p.1.2",
+            "s1.p.1.2.3.4",
+            "s1.d.!",
+            "s1.d.z",
+            "s1.d.z(9",
+        ] {
             let error = text.parse::<Schedule>().unwrap_err().to_string();
             assert!(error.contains("schedule"), "{error}");
         }

@@ -34,7 +34,7 @@ pub(crate) struct SimArgs {
     windows: u32,
 
     /// How many groups every rank runs
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     groups: u32,
 
     /// What decides what runs next
@@ -113,7 +113,10 @@ impl SimArgs {
         let Self { ranks, hosts, ranks_per_process: each, .. } = *self;
         ensure!(ranks.is_multiple_of(hosts), "--hosts {hosts} does not divide --ranks {ranks}");
         let host = ranks / hosts;
-        ensure!(host.is_multiple_of(each), "--ranks-per-process {each} does not divide the {host} ranks of a host");
+        ensure!(
+            host.is_multiple_of(each),
+            "--ranks-per-process {each} does not divide the {host} ranks of a host"
+        );
         Ok(Scenario {
             shape: Shape { hosts, processes: host / each, ranks: each },
             comms: self.comms,
@@ -157,7 +160,7 @@ impl SimArgs {
             ("ranks-per-process", self.ranks_per_process, 1),
             ("comms", self.comms, 2),
             ("windows", self.windows, 2),
-            ("groups", self.groups, 4),
+            ("groups", self.groups, 8),
         ];
         for (flag, value, _) in defaults.iter().filter(|(_, value, default)| value != default) {
             let _ = write!(line, " --{flag} {value}");
@@ -218,7 +221,8 @@ fn bar(policy: &Policy, json: bool) -> ProgressBar {
     } else {
         "{wide_bar} {pos}/{len} runs  {elapsed}  {msg}"
     };
-    let style = ProgressStyle::with_template(template).expect("the template is a valid one").progress_chars("=> ");
+    let style =
+        ProgressStyle::with_template(template).expect("the template is a valid one").progress_chars("=> ");
     let bar = ProgressBar::new(policy.run_count()).with_style(style);
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
@@ -246,12 +250,17 @@ fn text_of(args: &SimArgs, report: &Report) -> String {
     row("different runs", format!("{digests}, digest of all {:016x}", report.digest_of_digests));
     row("made twice", format!("{verified}, with equal digests"));
     if !args.faults.is_empty() {
-        let damage = format!("{} frames damaged, {} delayed, {} refused", net.damaged, net.delayed, net.refused);
+        let damage =
+            format!("{} frames damaged, {} delayed, {} refused", net.damaged, net.delayed, net.refused);
         row("with faults", format!("{faulty} runs ({}); {damage}", args.faults));
     }
     if report.policy == "dfs" {
-        let exhausted = if report.exhausted { "everything seen" } else { "NOT everything seen: raise --runs" };
-        row("depth-first", format!("{exhausted}; {states} states, {pruned} runs cut short at one seen before"));
+        let exhausted =
+            if report.exhausted { "everything seen" } else { "NOT everything seen: raise --runs" };
+        row(
+            "depth-first",
+            format!("{exhausted}; {states} states, {pruned} runs cut short at one seen before"),
+        );
     }
     row(
         "rounds of the last run",

@@ -137,8 +137,8 @@ fn an_answer_that_comes_as_a_lease_ends_is_heard() {
             let answer = endpoint.help(actor.id(), due, |cx| {
                 let poll = Pin::new(&mut ticket).poll(cx);
                 if let Some(reply) = reply.take() {
-                    let started = std::time::Instant::now();
-                    let after = std::time::Duration::from_micros(4_900 + round);
+                    let started = Instant::now();
+                    let after = Duration::from_micros(4_900 + round);
                     thread::spawn(move || {
                         // At that moment, and not when the system is done with a sleep.
                         while started.elapsed() < after {
@@ -153,7 +153,7 @@ fn an_answer_that_comes_as_a_lease_ends_is_heard() {
         }
         done.send(()).unwrap();
     });
-    assert_eq!(all.recv_timeout(std::time::Duration::from_secs(20)), Ok(()));
+    assert_eq!(all.recv_timeout(Duration::from_secs(20)), Ok(()));
 }
 
 /// How often the thread of this name has gone to sleep.

@@ -30,7 +30,8 @@ impl Directory {
         let first = addresses.first().copied().unwrap_or(0);
         let span = addresses.last().copied().unwrap_or(0) - first;
         // Few are found as fast without buckets, and are written more often.
-        let fitting = (0..usize::BITS).find(|shift| addresses.len() > CROWD && span >> shift <= addresses.len());
+        let fitting =
+            (0..usize::BITS).find(|shift| addresses.len() > CROWD && span >> shift <= addresses.len());
         let shift = fitting.unwrap_or(usize::BITS - 1);
         let bucket = |address: usize| (address - first) >> shift;
         let mut starts = Vec::with_capacity(bucket(first + span) + 2);
