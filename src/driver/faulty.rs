@@ -320,6 +320,19 @@ mod tests {
     }
 
     #[test]
+    fn what_the_inner_driver_refuses_is_kept_and_injected_failures_are_not() {
+        let faulty = Faulty::new(HostDriver::new(HostOptions::new()).unwrap());
+        let handle = faulty.create(PAGE).unwrap();
+        faulty.fail(Call::Release, 1);
+        assert!(faulty.release(handle).is_err());
+        assert_eq!(faulty.refused(), []);
+        faulty.release(handle).unwrap();
+        let refused = faulty.release(handle).unwrap_err();
+        assert!(faulty.address_range(PAGE).is_err(), "a question");
+        assert_eq!(faulty.refused(), [refused]);
+    }
+
+    #[test]
     fn the_nth_call_from_now_fails_once_and_is_not_made() {
         let host = HostDriver::new(HostOptions::new()).unwrap();
         let faulty = Faulty::new(host.clone());
