@@ -155,7 +155,7 @@ impl Part {
         check_layout(self.process.hub.layout(), &introductions)?;
         let Some(first) = self.process.hub.ranks_here().next() else { return Ok(Vec::new()) };
         let agreed = Agreed::new(Rank::new(first), &introductions)?;
-        Ok(start_all(&self.process, &self.drivers, &agreed, config))
+        Ok(start_all(&self.process, &self.drivers, &agreed, config, BufferAllocator::SLAB_BYTES))
     }
 }
 
@@ -165,16 +165,20 @@ fn start_all(
     drivers: &[Arc<dyn Driver>],
     agreed: &Agreed,
     config: &Config,
+    slab_bytes: usize,
 ) -> Vec<Communicator> {
     let ranks = process.hub.ranks_here().zip(drivers).map(|(rank, driver)| NewRank {
         agreed: agreed.of(Rank::new(rank)),
         id: CommId::root(&config.name),
         driver: Arc::clone(driver),
-        buffers: BufferAllocator::new(Arc::clone(driver), BufferAllocator::SLAB_BYTES),
+        buffers: BufferAllocator::new(Arc::clone(driver), slab_bytes),
         deadline: config.deadline,
     });
     ranks.map(|rank| rank.start(process)).collect()
 }
+
+/// Worlds are made by the thousand, and the host device commits whole slabs.
+const SIMULATED_SLAB_BYTES: usize = 1 << 20;
 
 /// One process of a simulated world.
 pub(crate) struct Site {
@@ -221,8 +225,9 @@ impl Fleet {
         let introductions: Vec<_> = self.processes.iter().map(introduce).collect();
         let mut agreed = Agreed::new(Rank::new(0), &introductions)?;
         agreed.bugs = config.bugs.clone();
-        let ranks =
-            |(process, site): &(Arc<Process>, Site)| start_all(process, &site.devices, &agreed, config);
+        let ranks = |(process, site): &(Arc<Process>, Site)| {
+            start_all(process, &site.devices, &agreed, config, SIMULATED_SLAB_BYTES)
+        };
         Ok(self.processes.iter().flat_map(ranks).collect())
     }
 }
