@@ -177,8 +177,8 @@ fn start_all(
     ranks.map(|rank| rank.start(process)).collect()
 }
 
-/// Worlds are made by the thousand, and the host device commits whole slabs.
-const SIMULATED_SLAB_BYTES: usize = 1 << 20;
+/// For simulated worlds with memory that is there: they are made by the thousand, and a slab is committed as a whole.
+const SMALL_SLAB_BYTES: usize = 1 << 20;
 
 /// One process of a simulated world.
 pub(crate) struct Site {
@@ -226,7 +226,9 @@ impl Fleet {
         let mut agreed = Agreed::new(Rank::new(0), &introductions)?;
         agreed.bugs = config.bugs.clone();
         let ranks = |(process, site): &(Arc<Process>, Site)| {
-            start_all(process, &site.devices, &agreed, config, SIMULATED_SLAB_BYTES)
+            let there = site.devices.iter().any(|device| device.info().host_access);
+            let slab_bytes = if there { SMALL_SLAB_BYTES } else { BufferAllocator::SLAB_BYTES };
+            start_all(process, &site.devices, &agreed, config, slab_bytes)
         };
         Ok(self.processes.iter().flat_map(ranks).collect())
     }
