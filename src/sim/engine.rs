@@ -10,7 +10,6 @@
 //!
 //! Locks: the engine's own lock is held for a few instructions, never while a step runs.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -28,6 +27,7 @@ use super::prints::Prints;
 use super::random::mix;
 use super::task::TaskId;
 use crate::actors::{Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of};
+use crate::devr::numbers::NumberMap;
 
 /// A script: a program that never blocks, polled by the engine.
 pub(super) type Program = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -63,7 +63,7 @@ pub(super) struct State {
     digest: u64,
     hosts: Vec<Host>,
     /// Who blocks on a gate.
-    blocked: HashMap<GateId, usize>,
+    blocked: NumberMap<GateId, usize>,
     /// Who has the baton.
     holder: usize,
     /// The host whose program goes on.
@@ -144,7 +144,7 @@ impl Engine {
             steps: 0,
             digest: 0,
             hosts: vec![Host::new("main".to_owned())],
-            blocked: HashMap::new(),
+            blocked: NumberMap::default(),
             holder: MAIN,
             resumed: None,
             scripts: Vec::new(),

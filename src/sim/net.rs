@@ -4,7 +4,7 @@
 //! delay what they carry, and damage it. A connection that ended stays so: whoever sends on it, a restarted process
 //! too, is not heard.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use super::random::{mix, mix_bytes};
 use crate::actors::Time;
 use crate::bootstrap::Hub;
 use crate::bootstrap::carrier::{Carrier, Packet};
+use crate::devr::numbers::NumberMap;
 use crate::ids::ProcessId;
 
 /// The processes of a world and the links between them.
@@ -22,7 +23,7 @@ use crate::ids::ProcessId;
 pub(super) struct Net {
     processes: Vec<Place>,
     links: Vec<Link>,
-    by_ends: HashMap<(usize, usize), usize>,
+    by_ends: NumberMap<(usize, usize), usize>,
     /// The world is over: nothing is taken any more.
     closed: bool,
     /// What faults of the network did, for reports.
