@@ -188,6 +188,14 @@ impl Net {
     /// Holds or frees every link between a process of `group` and one outside of it. Returns those with something to
     /// deliver.
     fn hold(&mut self, group: &[usize], held: bool) -> Vec<usize> {
+        // Links over which nothing was sent yet, too.
+        let processes = self.processes.len();
+        for &process in group.iter().filter(|&&process| process < processes) {
+            for peer in self.peers(process).into_iter().filter(|peer| !group.contains(peer)) {
+                self.link(process, peer);
+                self.link(peer, process);
+            }
+        }
         let mut free = Vec::new();
         for (number, link) in self.links.iter_mut().enumerate() {
             if group.contains(&link.from) != group.contains(&link.to) {
