@@ -500,16 +500,25 @@ impl Engine {
     /// False if the baton did not come back in time.
     fn await_main(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let mut progress = (state.steps, state.holder);
-        let mut until = Instant::now() + self.patience;
+        // What is longer than clocks count is for ever.
+        let limit = || Instant::now().checked_add(self.patience);
+        let mut until = limit();
         let awake = Arc::clone(&state.hosts[MAIN].awake);
         while state.holder != MAIN {
-            if awake.wait_until(state, until).timed_out() {
+            let timed_out = match until {
+                Some(until) => awake.wait_until(state, until).timed_out(),
+                None => {
+                    awake.wait(state);
+                    false
+                }
+            };
+            if timed_out {
                 if progress == (state.steps, state.holder) {
                     state.give_up();
                     return false;
                 }
                 progress = (state.steps, state.holder);
-                until = Instant::now() + self.patience;
+                until = limit();
             }
         }
         true

@@ -181,7 +181,7 @@ fn programs_whose_sizes_depend_on_something_else_are_caught() {
         for comm in world.communicator("world", 2)? {
             let pages = 1 + outside.get() % 2;
             world.script(&comm.rank().to_string(), async move {
-                let buffer = comm.alloc((2 << 20) * pages)?;
+                let buffer = comm.alloc_own((2 << 20) * pages)?;
                 let group = Group::start();
                 let window = group.register(&comm, &buffer, WindowFlags::empty());
                 drop(group.submit());
