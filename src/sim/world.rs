@@ -269,7 +269,8 @@ impl World {
         self.engine.sever(a as usize, b as usize);
     }
 
-    /// Holds everything between the processes of a group and the others, until [`World::heal`].
+    /// Holds everything between the processes of a group and the others, until [`World::heal`]: as often as partitions
+    /// that part the two.
     pub fn partition(&self, group: &[u32]) {
         self.engine.hold(&numbers(group), true);
     }

@@ -1,7 +1,7 @@
 //! Odd programs: what must not hang, leak, or go unnoticed.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use symwin::error::Error;
 use symwin::sim::{Device, Faults, Policy, Sim, World};
@@ -153,11 +153,12 @@ fn count(what: &str) -> usize {
 
 /// Threads end a little after their program has.
 fn settles(what: &str, most: usize) {
-    for _ in 0..200 {
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
         if count(what) <= most {
             return;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::yield_now();
     }
     panic!("{} of {what} are left, and there were at most {most}", count(what));
 }

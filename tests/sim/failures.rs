@@ -172,7 +172,7 @@ fn a_lock_held_across_a_call_is_told_by_the_thread_that_waits_for_it() {
             let there = Duration::from_secs(1);
             let (_reply, mut ticket) = b.runtime().reply::<()>();
             // The holder has come to its call.
-            drop(ticket.wait_until(b.runtime().now() + there));
+            assert!(matches!(ticket.wait_until(b.runtime().now() + there), Ok(None)));
             drop(lock.lock());
             register(&b, "first")
         })

@@ -68,6 +68,30 @@ fn a_partition_that_heals_in_time_delays_only() {
     null().explore(&RUNS, build).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// The end of one partition is not the end of another one that parts the same processes.
+#[test]
+fn partitions_that_overlap_end_one_by_one() {
+    let build = |world: &Arc<World>| {
+        let comms = world.communicator("world", 3)?;
+        world.partition(&[2]);
+        world.partition(&[1, 2]);
+        at(world, &comms[0], Duration::from_secs(10), |world| world.heal(&[1, 2]));
+        at(world, &comms[0], Duration::from_secs(20), |world| world.heal(&[2]));
+        for comm in comms {
+            let there = Arc::clone(world);
+            world.script(&comm.rank().to_string(), async move {
+                drop(register(&comm, "first").await?);
+                if there.now() < Duration::from_secs(20) {
+                    there.fail("it committed while process 2 was parted from the others");
+                }
+                World::finalize(comm).await
+            });
+        }
+        Ok(())
+    };
+    null().explore(&RUNS, build).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 #[test]
 fn a_partition_beyond_the_deadline_is_told_by_the_ranks_that_are_missing() {
     let build = |world: &Arc<World>| {
@@ -219,7 +243,8 @@ fn a_late_rank_is_waited_for_until_the_deadline() {
                     if comm.rank().get() == 1 {
                         let runtime = comm.runtime().clone();
                         let (_reply, mut ticket) = runtime.reply::<()>();
-                        drop(ticket.wait_until(runtime.now() + Duration::from_secs(after)));
+                        let until = runtime.now() + Duration::from_secs(after);
+                        assert!(matches!(ticket.wait_until(until), Ok(None)));
                     }
                     let buffer = comm.alloc(4096)?;
                     let ended = comm.register(&buffer, WindowFlags::empty());
