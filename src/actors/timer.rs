@@ -65,6 +65,11 @@ impl TimerQueue {
         self.pending.keys().next().map(|id| id.at)
     }
 
+    /// When each one rings.
+    pub(crate) fn times(&self) -> impl Iterator<Item = Time> {
+        self.pending.keys().map(|id| id.at)
+    }
+
     /// Takes out the next one whose time has come. Ring it outside of locks.
     pub fn pop_due(&mut self, now: Time) -> Option<Box<dyn FnOnce() + Send>> {
         let first = self.pending.first_entry()?;

@@ -46,7 +46,7 @@ pub(crate) fn connect(options: &UnixOptions, layout: &Arc<Layout>) -> Result<Vec
         return Err(bad("process", options.process.get().to_string(), "it is one of the layout's processes"));
     }
     let mut meeting = Meeting::new(options, layout)?;
-    let deadline = Instant::now() + options.deadline;
+    let deadline = super::after(Instant::now(), options.deadline);
     while !meeting.missing().is_empty() {
         let now = Instant::now();
         if now >= deadline {
@@ -143,7 +143,8 @@ impl<'a> Meeting<'a> {
                 continue;
             }
             self.attempts.remove(&process);
-            let (sought, heard, until) = (Some(process), Vec::new(), now + self.options.deadline);
+            let (sought, heard, until) =
+                (Some(process), Vec::new(), super::after(now, self.options.deadline));
             self.greetings.push(Greeting { socket, pid, sought, nonce, heard, until });
         }
         Ok(())

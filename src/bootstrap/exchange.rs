@@ -66,7 +66,7 @@ impl Exchange {
         layout: &Layout,
         after: Duration,
     ) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        let deadline = Instant::now() + after;
+        let deadline = super::after(Instant::now(), after);
         let mut state = self.state.lock();
         loop {
             let missing = state.missing(topic, layout);

@@ -173,7 +173,7 @@ impl Hub {
     /// this process ends; false if the deadline came first. A connection that has ended has nothing queued.
     #[must_use]
     pub fn drain(&self, deadline: Duration) -> bool {
-        let deadline = Instant::now() + deadline;
+        let deadline = super::after(Instant::now(), deadline);
         self.shared().links.values().all(|link| link.drain(deadline))
     }
 

@@ -49,7 +49,7 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use endpoint::Endpoint;
 pub use hub::{Hub, UnixOptions};
@@ -195,6 +195,12 @@ pub trait Inbox: Send + Sync {
         self.deliver(notice);
         None
     }
+}
+
+/// So much later. A deadline may be longer than clocks count: then it is a century.
+fn after(now: Instant, span: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
+    now.checked_add(span).unwrap_or(now + CENTURY)
 }
 
 /// When and where a peer was last heard of.

@@ -42,8 +42,8 @@ pub(super) struct Engine {
     /// States are told apart.
     prints: bool,
     state: Mutex<State>,
-    /// For host 0: the baton came back.
-    main: Condvar,
+    /// The longest that a program may keep the baton, in real time, before the simulation gives up.
+    patience: Duration,
 }
 
 /// What the engine's lock guards.
@@ -82,6 +82,8 @@ pub(super) struct State {
     pub(super) endless: bool,
     /// Panics of hosts and scripts.
     pub(super) panics: Vec<String>,
+    /// The program that kept the baton for too long.
+    pub(super) hung: Option<String>,
     steps_max: u64,
 }
 
@@ -98,8 +100,8 @@ struct Host {
     done: bool,
     /// It waits in the list of what can run.
     ready: bool,
-    /// What it blocks on.
-    waits: Option<GateId>,
+    /// At which step it last ran.
+    ran: u64,
 }
 
 struct Script {
@@ -108,6 +110,8 @@ struct Script {
     waker: Waker,
     ready: bool,
     done: bool,
+    /// At which step it last ran.
+    ran: u64,
     /// It was woken while it ran.
     woken: bool,
 }
@@ -125,11 +129,8 @@ enum Turn {
 /// The number of the thread that runs the simulation.
 const MAIN: usize = 0;
 
-/// The longest that a program may keep the baton, in real time, before the simulation gives up.
-const BATON_LIMIT: Duration = Duration::from_secs(60);
-
 impl Engine {
-    pub(super) fn new(chooser: Chooser, plan: Plan, steps_max: u64) -> Arc<Self> {
+    pub(super) fn new(chooser: Chooser, plan: Plan, steps_max: u64, patience: Duration) -> Arc<Self> {
         let tells = chooser.tells_states_apart();
         let prints = tells.then(Prints::default);
         let state = State {
@@ -156,6 +157,7 @@ impl Engine {
             pruned: false,
             endless: false,
             panics: Vec::new(),
+            hung: None,
             steps_max,
         };
         Arc::new_cyclic(|me| Self {
@@ -164,13 +166,17 @@ impl Engine {
             next_gate: AtomicU64::new(0),
             prints: tells,
             state: Mutex::new(state),
-            main: Condvar::new(),
+            patience,
         })
     }
 
     /// The state. Never held while anything of the world runs.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    pub(super) const fn patience(&self) -> Duration {
+        self.patience
     }
 
     pub(super) fn now(&self) -> Time {
@@ -232,16 +238,23 @@ impl Engine {
         state.timers.insert(at, Box::new(ring));
     }
 
-    /// Starts a host thread. It runs when it is picked.
+    /// Starts a host thread. It runs when it is picked, from `from` on.
     pub(super) fn host(
         self: &Arc<Self>,
         name: &str,
+        from: Time,
         program: Box<dyn FnOnce() + Send>,
     ) -> crate::error::Result<()> {
         let mut state = self.state.lock();
         let number = state.hosts.len();
         state.hosts.push(Host::new(name.to_owned()));
-        state.wake_host(number);
+        if from <= state.now {
+            state.wake_host(number);
+        } else {
+            let engine = Arc::downgrade(self);
+            let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_host(number));
+            state.timers.insert(from, Box::new(ring));
+        }
         drop(state);
         let engine = Arc::clone(self);
         let trace = tracing::dispatcher::get_default(Clone::clone);
@@ -253,7 +266,19 @@ impl Engine {
                 engine.end_host(number, outcome.err().map(|payload| text_of(&*payload)));
             });
         };
-        start_thread(name.to_owned(), run)
+        start_thread(name.to_owned(), run).inspect_err(|_| {
+            // Nobody would ever take its turn.
+            let mut state = self.state.lock();
+            state.hosts[number].done = true;
+            state.forget_ready(TaskId::host(number as u64));
+        })
+    }
+
+    /// When the next program begins: later than now for the one that faults picked.
+    pub(super) fn begins(&self) -> Time {
+        let mut state = self.state.lock();
+        let now = state.now;
+        now + state.plan.next_late()
     }
 
     /// Adds a script. It is polled when it is picked, first at `from`.
@@ -267,6 +292,7 @@ impl Engine {
             waker,
             ready: false,
             done: false,
+            ran: 0,
             woken: false,
         };
         state.scripts.push(script);
@@ -300,6 +326,16 @@ impl Engine {
         self.drive(me);
     }
 
+    /// A number below `bound`, for the program that asks: what it does from here on depends on it.
+    pub(super) fn draw(&self, bound: u64) -> u64 {
+        let mut state = self.state.lock();
+        let (drawn, current) = (state.chooser.draw(bound), state.current);
+        if let Some(prints) = &mut state.prints {
+            prints.drew(current, drawn);
+        }
+        drawn
+    }
+
     /// Blocks the program that has the baton.
     pub(super) fn block(self: &Arc<Self>, gate: &Gate, until: Option<Time>) -> Woken {
         let mut timer = None;
@@ -316,7 +352,6 @@ impl Engine {
             }
             let me = state.holder;
             state.blocked.insert(gate.id(), me);
-            state.hosts[me].waits = Some(gate.id());
             if let (Some(until), None) = (until, timer) {
                 let engine = Arc::downgrade(self);
                 let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_host(me));
@@ -344,7 +379,7 @@ impl Engine {
     /// Lets every host that still blocks go, one after another: each gets an error where it waits.
     ///
     /// # Errors
-    /// The name of a host that does not come to its end.
+    /// The name of a program that does not come to its end.
     pub(super) fn end_hosts(&self) -> Result<(), String> {
         self.state.lock().ending = true;
         loop {
@@ -356,7 +391,7 @@ impl Engine {
             state.hand_to(next);
             state.resumed = Some(next);
             if !self.await_main(&mut state) {
-                return Err(state.hosts[next].name.clone());
+                return Err(state.hung.clone().unwrap_or_default());
             }
         }
     }
@@ -371,7 +406,7 @@ impl Engine {
             let program = state.scripts[number].program.take();
             state.forget_ready(TaskId::script(number as u64));
             drop(state);
-            drop(program);
+            self.drop_program(number, program);
         }
     }
 
@@ -391,19 +426,16 @@ impl Engine {
     /// How many steps were made, the time, and the program that runs, if one does; unless someone is looking.
     pub(super) fn try_at(&self) -> Option<(u64, Time, Option<String>)> {
         let state = self.state.try_lock()?;
-        let host = state.hosts.iter().zip(0..).find(|(_, number)| state.current == TaskId::host(*number));
-        let script =
-            state.scripts.iter().zip(0..).find(|(_, number)| state.current == TaskId::script(*number));
-        let name = host.map(|(host, _)| &host.name).or(script.map(|(script, _)| &script.name));
-        Some((state.steps, state.now, name.cloned()))
+        Some((state.steps, state.now, state.name_of(state.current).cloned()))
     }
 
-    /// The host or script of this task, for messages.
+    /// The programs that have not ended, and since when they wait.
     pub(super) fn unfinished(&self) -> Vec<String> {
         let state = self.state.lock();
-        let hosts = state.hosts.iter().skip(1).filter(|host| !host.done).map(|host| &host.name);
-        let scripts = state.scripts.iter().filter(|script| !script.done).map(|script| &script.name);
-        hosts.chain(scripts).cloned().collect()
+        let hosts = state.hosts.iter().skip(1).filter(|host| !host.done).map(|host| (&host.name, host.ran));
+        let scripts = state.scripts.iter().filter(|script| !script.done);
+        let programs = hosts.chain(scripts.map(|script| (&script.name, script.ran)));
+        programs.map(|(name, ran)| format!("{name} (waits since step {ran})")).collect()
     }
 
     /// Makes steps until host `me` is to go on. False if nothing can run any more, or the run is over.
@@ -428,7 +460,6 @@ impl Engine {
                     let mut state = self.state.lock();
                     state.stalled = true;
                     state.hand_to(MAIN);
-                    self.main.notify_one();
                     if let Some(went_on) = self.rest(me, state) {
                         return went_on;
                     }
@@ -469,14 +500,25 @@ impl Engine {
     /// False if the baton did not come back in time.
     fn await_main(&self, state: &mut MutexGuard<'_, State>) -> bool {
         let mut progress = (state.steps, state.holder);
-        let mut until = Instant::now() + BATON_LIMIT;
+        // What is longer than clocks count is for ever.
+        let limit = || Instant::now().checked_add(self.patience);
+        let mut until = limit();
+        let awake = Arc::clone(&state.hosts[MAIN].awake);
         while state.holder != MAIN {
-            if self.main.wait_until(state, until).timed_out() {
+            let timed_out = match until {
+                Some(until) => awake.wait_until(state, until).timed_out(),
+                None => {
+                    awake.wait(state);
+                    false
+                }
+            };
+            if timed_out {
                 if progress == (state.steps, state.holder) {
+                    state.give_up();
                     return false;
                 }
                 progress = (state.steps, state.holder);
-                until = Instant::now() + BATON_LIMIT;
+                until = limit();
             }
         }
         true
@@ -486,7 +528,7 @@ impl Engine {
     fn begin(&self, me: usize) {
         let mut state = self.state.lock();
         state.resumed = None;
-        state.hosts[me].waits = None;
+        state.hosts[me].ran = state.steps;
         state.current = TaskId::host(me as u64);
         state.holder = me;
     }
@@ -499,14 +541,13 @@ impl Engine {
             state.panics.push(text);
         }
         state.hand_to(MAIN);
-        self.main.notify_one();
     }
 
     /// Takes one step, or finds the host whose turn it is.
     fn turn(&self) -> Turn {
         let mut state = self.state.lock();
         loop {
-            if state.pruned || state.endless {
+            if state.pruned || state.endless || state.hung.is_some() {
                 return Turn::Over;
             }
             if let Some(fault) = state.due_fault() {
@@ -516,6 +557,10 @@ impl Engine {
                 continue;
             }
             if !state.ready.is_empty() {
+                state.endless = state.steps >= state.steps_max;
+                if state.endless {
+                    return Turn::Over;
+                }
                 break;
             }
             let Some(at) = state.timers.next_at() else { return Turn::Over };
@@ -556,19 +601,21 @@ impl Engine {
     }
 
     fn poll(&self, mut state: MutexGuard<'_, State>, number: usize) {
+        let steps = state.steps;
         let script = &mut state.scripts[number];
         script.ready = false;
         script.woken = false;
+        script.ran = steps;
         let (program, waker) = (script.program.take(), script.waker.clone());
+        let Some(mut program) = program else { return };
         state.in_step = true;
         drop(state);
-        let Some(mut program) = program else { return };
         let run = || program.as_mut().poll(&mut Context::from_waker(&waker));
         let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-        let mut state = self.state.lock();
-        state.in_step = false;
         let panic = match polled {
             Ok(Poll::Pending) => {
+                let mut state = self.state.lock();
+                state.in_step = false;
                 state.scripts[number].program = Some(program);
                 if state.scripts[number].woken {
                     state.wake_script(number);
@@ -578,13 +625,25 @@ impl Engine {
             Ok(Poll::Ready(())) => None,
             Err(payload) => Some(text_of(&*payload)),
         };
+        let mut state = self.state.lock();
         state.scripts[number].done = true;
         if let Some(message) = panic {
             let text = format!("{} panicked: {message}", state.scripts[number].name);
             state.panics.push(text);
         }
         drop(state);
-        drop(program);
+        self.drop_program(number, Some(program));
+        self.state.lock().in_step = false;
+    }
+
+    /// Drops a script's program; what it holds may panic.
+    fn drop_program(&self, number: usize, program: Option<Program>) {
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(program)));
+        if let Err(payload) = dropped {
+            let mut state = self.state.lock();
+            let text = format!("{} panicked: {}", state.scripts[number].name, text_of(&*payload));
+            state.panics.push(text);
+        }
     }
 
     /// Moves time to `at` and rings every timer whose time has come.
@@ -597,8 +656,7 @@ impl Engine {
             count += 1;
         }
         state.digest = mix(state.digest, count);
-        let since = u64::try_from(now.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX);
-        self.now.store(since, Ordering::Relaxed);
+        self.now.store(nanos(now), Ordering::Relaxed);
         drop(state);
         rings.into_iter().for_each(|ring| ring());
         self.state.lock()
@@ -643,10 +701,16 @@ impl State {
             0
         } else {
             let (prints, now, net) = (&self.prints, self.now, &self.net);
-            let ready = &self.ready;
+            let (ready, timers, plan) = (&self.ready, &self.timers, &self.plan);
+            let (steps, digest) = (self.steps, self.digest);
             let state = || {
+                let Some(prints) = prints else { return 0 };
                 let can_run = ready.iter().fold(0, |sum: u64, task| sum.wrapping_add(mix(task.bits(), 0)));
-                prints.as_ref().map_or(0, |prints| mix(mix(prints.programs(now), net.print()), can_run))
+                // Of programs that wait for a while, when: actors tell of their own timers.
+                let rings = timers.times().map(nanos).fold(0, |sum: u64, at| sum.wrapping_add(mix(at, 0)));
+                [net.print(), can_run, rings, plan.print(steps, digest)]
+                    .into_iter()
+                    .fold(prints.programs(now), mix)
             };
             match self.chooser.pick(ready, self.last, state) {
                 Pick::Index(index) => index,
@@ -662,12 +726,11 @@ impl State {
 
     fn count(&mut self, id: TaskId) {
         self.steps += 1;
-        self.endless |= self.steps >= self.steps_max;
         self.last = Some(id);
         self.current = id;
         self.digest = mix(self.digest, id.bits());
         if let Some(prints) = &mut self.prints {
-            prints.begin(id);
+            prints.begin(id, self.now);
         }
     }
 
@@ -709,15 +772,35 @@ impl State {
         }
     }
 
+    /// Some program keeps the baton: nothing goes on, and whoever blocks from now on gets an error.
+    fn give_up(&mut self) {
+        let name = |id: TaskId| self.name_of(id).cloned();
+        let hung = name(self.current).or_else(|| name(TaskId::host(self.holder as u64)));
+        self.hung = Some(hung.unwrap_or_default());
+        self.ending = true;
+    }
+
+    fn name_of(&self, id: TaskId) -> Option<&String> {
+        let hosts = self.hosts.iter().zip(0..).map(|(host, number)| (TaskId::host(number), &host.name));
+        let scripts =
+            self.scripts.iter().zip(0..).map(|(script, number)| (TaskId::script(number), &script.name));
+        hosts.chain(scripts).find(|(task, _)| *task == id).map(|(_, name)| name)
+    }
+
     fn hand_to(&mut self, host: usize) {
         self.holder = host;
         self.hosts[host].awake.notify_one();
     }
 }
 
+/// Since the world began.
+fn nanos(at: Time) -> u64 {
+    u64::try_from(at.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl Host {
     fn new(name: String) -> Self {
-        Self { name, awake: Arc::new(Condvar::new()), done: false, ready: false, waits: None }
+        Self { name, awake: Arc::new(Condvar::new()), done: false, ready: false, ran: 0 }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::engine::Engine;
 use super::policy::Chooser;
+use super::random::{mix, mix_bytes};
 use crate::comm::Shared;
 use crate::driver::Call;
 use crate::error::{Error, Misuse, Result};
@@ -31,7 +32,7 @@ bitflags::bitflags! {
         const DROP = 1 << 6;
         /// A process is killed at some step.
         const KILL = 1 << 7;
-        /// A rank's program begins late.
+        /// One of the world's programs begins late.
         const LATE = 1 << 8;
         /// Some processes do not hear of the others for a while.
         const PARTITION = 1 << 9;
@@ -116,8 +117,10 @@ pub(super) struct Plan {
     damage_one_in: Option<u64>,
     /// The device of this process fails this call of this kind.
     pub(super) driver: Vec<(usize, Call, u64)>,
-    /// The program of this rank begins so late.
-    pub(super) late: Option<(usize, Duration)>,
+    /// The program of this number, as they are started, begins so late: that of a rank where each rank has one.
+    late: Option<(usize, Duration)>,
+    /// How many programs were started.
+    programs: usize,
     /// The communicators of the world, for those that faults pick.
     pub(super) comms: Vec<Weak<Shared>>,
     /// Some of it is more than a delay.
@@ -234,6 +237,24 @@ impl Plan {
             }
             _ => return None,
         })
+    }
+
+    /// How late the next program begins.
+    pub(super) fn next_late(&mut self) -> Duration {
+        let number = self.programs;
+        self.programs += 1;
+        self.late.filter(|(who, _)| *who == number).map_or(Duration::ZERO, |(_, after)| after)
+    }
+
+    /// What may still come of it, for who tells states apart.
+    pub(super) fn print(&self, steps: u64, digest: u64) -> u64 {
+        let odds = [self.delay_one_in, self.damage_one_in, self.slow.map(|process| process as u64)];
+        let print = odds.into_iter().map(|odds| odds.map_or(0, |odds| odds + 1)).fold(0, mix);
+        let print = self.at.iter().fold(print, |print, (at, fault)| {
+            mix(mix(print, at.saturating_sub(steps)), mix_bytes(0, format!("{fault:?}").as_bytes()))
+        });
+        // How many calls a device has seen is part of no state: such a run equals no other.
+        if self.driver.is_empty() { print } else { mix(print, digest) }
     }
 
     /// The fault whose step has come.

@@ -76,8 +76,8 @@ struct Link {
     announced: bool,
     /// Nothing is taken in any more.
     closed: bool,
-    /// A partition.
-    held: bool,
+    /// How many partitions hold it.
+    held: u32,
 }
 
 enum Item {
@@ -153,7 +153,7 @@ impl Net {
         // Order is kept: nothing overtakes what was delayed.
         let at = link_state.queue.back().map_or(at, |(last, _)| at.max(*last));
         link_state.queue.push_back((at, item));
-        let first = !link_state.announced && !link_state.held;
+        let first = !link_state.announced && link_state.held == 0;
         first.then_some((link, at))
     }
 
@@ -175,7 +175,7 @@ impl Net {
         let Link { from, to, .. } = self.links[link];
         let state = &mut self.links[link];
         state.announced = false;
-        if state.held {
+        if state.held > 0 {
             return (None, More::Nothing);
         }
         let Some((_, item)) = state.queue.pop_front() else { return (None, More::Nothing) };
@@ -189,11 +189,19 @@ impl Net {
     /// Holds or frees every link between a process of `group` and one outside of it. Returns those with something to
     /// deliver.
     fn hold(&mut self, group: &[usize], held: bool) -> Vec<usize> {
+        // Links over which nothing was sent yet, too.
+        let processes = self.processes.len();
+        for &process in group.iter().filter(|&&process| process < processes) {
+            for peer in self.peers(process).into_iter().filter(|peer| !group.contains(peer)) {
+                self.link(process, peer);
+                self.link(peer, process);
+            }
+        }
         let mut free = Vec::new();
         for (number, link) in self.links.iter_mut().enumerate() {
             if group.contains(&link.from) != group.contains(&link.to) {
-                link.held = held;
-                if !held && !link.announced && !link.queue.is_empty() {
+                link.held = if held { link.held + 1 } else { link.held.saturating_sub(1) };
+                if link.held == 0 && !link.announced && !link.queue.is_empty() {
                     free.push(number);
                 }
             }
@@ -221,7 +229,7 @@ impl Net {
         }
         for link in &self.links {
             let mut print = mix(link.from as u64, link.to as u64);
-            print = mix(print, u64::from(link.closed) << 1 | u64::from(link.held));
+            print = mix(print, u64::from(link.held) << 1 | u64::from(link.closed));
             for (at, item) in &link.queue {
                 let at = u64::try_from(at.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX);
                 let item = match item {

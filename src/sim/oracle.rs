@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use super::random::mix;
 use super::run::UNDO;
 use super::world::{WatchedRank, World};
-use crate::devr::status::Counts;
+use crate::devr::status::{Counts, Ending};
 use crate::driver::buffers::BufferSlice;
 use crate::error::Result;
 use crate::ids::Rank;
@@ -86,6 +87,18 @@ pub(super) fn books(world: &World) -> Vec<String> {
         }
     }
     left
+}
+
+/// One number of what every rank's batches came to.
+pub(super) fn ends(world: &World) -> u64 {
+    let inner = world.inner.lock();
+    let histories = inner.ranks.iter().map(|rank| rank.board.history());
+    histories.fold(0, |ends, (history, over)| {
+        let of = |ends, &(seq, ref ending): &(_, Ending)| {
+            [seq, u64::from(ending.committed), ending.digest].into_iter().fold(ends, mix)
+        };
+        mix(history.iter().fold(ends, of), u64::from(over))
+    })
 }
 
 /// Who is stuck, and what each actor waits for.

@@ -104,7 +104,7 @@ impl Policy {
         }
     }
 
-    /// What chooses in run `number`; `steps` is how long the run before took.
+    /// What chooses in run `number`; in the run before there was a choice at so many `steps`.
     pub(super) fn chooser(&self, number: u64, steps: u64) -> Chooser {
         match &self.kind {
             Kind::DepthFirst => Chooser::depth_first(),
@@ -145,7 +145,7 @@ pub(super) struct Chooser {
 #[derive(Debug)]
 enum Way {
     DepthFirst(DepthFirst),
-    Pct { priorities: HashMap<TaskId, u64>, changes: Vec<u64>, lowest: u64 },
+    Pct { priorities: HashMap<TaskId, u64>, changes: HashSet<u64>, lowest: u64 },
     Random,
     Replay { choices: Vec<u32>, at: usize },
     RoundRobin,
@@ -170,7 +170,7 @@ impl Chooser {
         };
         let way = if let Schedule::Pct { depth, steps, .. } = schedule {
             // More changes than steps change nothing more.
-            let count = u64::from(depth.saturating_sub(1)).min(*steps);
+            let count = u64::from(depth.saturating_sub(1)).min(*steps).min(CHANGES_MAX);
             let changes = (0..count).map(|_| below(&mut random, (*steps).max(1))).collect();
             Way::Pct { priorities: HashMap::new(), changes, lowest: PRIORITY_LEAST }
         } else {
@@ -248,6 +248,11 @@ impl Chooser {
         matches!(self.way, Way::DepthFirst(_))
     }
 
+    /// At how many steps there was something to choose.
+    pub(super) const fn choices(&self) -> u64 {
+        self.steps
+    }
+
     /// What replays this run.
     pub(super) fn schedule(&self) -> Schedule {
         match &self.way {
@@ -276,6 +281,9 @@ impl Chooser {
 fn index_below(random: &mut u64, len: usize) -> usize {
     usize::try_from(below(random, len as u64)).unwrap_or(0)
 }
+
+/// Most changes of priorities in a run: a bound on what a text can make this allocate.
+const CHANGES_MAX: u64 = 1 << 16;
 
 /// Priorities at and above this are those of tasks that were not lowered.
 const PRIORITY_LEAST: u64 = 1 << 63;

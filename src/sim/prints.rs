@@ -31,12 +31,18 @@ struct Program {
 }
 
 impl Prints {
-    /// A step of this task begins.
-    pub(super) fn begin(&mut self, task: TaskId) {
+    /// A step of this task begins. A program can ask for the time.
+    pub(super) fn begin(&mut self, task: TaskId, now: Time) {
         if task.is_program() {
             let program = self.programs.entry(task).or_default();
-            program.way = mix(mix(program.way, STEP), program.open);
+            program.way = [STEP, program.open, nanos(now)].into_iter().fold(program.way, mix);
         }
+    }
+
+    /// A program was given a random number, on which it depends from here on.
+    pub(super) fn drew(&mut self, task: TaskId, number: u64) {
+        let program = self.programs.entry(task).or_default();
+        program.way = mix(mix(program.way, DRAW), number);
     }
 
     /// What a program will do depends on this number alone, and on its gates that open later.
@@ -63,13 +69,18 @@ impl Prints {
     pub(super) fn programs(&self, now: Time) -> u64 {
         let of = |(task, program): (&TaskId, &Program)| mix(mix(task.bits(), program.way), program.open);
         let sum = self.programs.iter().map(of).fold(0, u64::wrapping_add);
-        mix(sum, u64::try_from(now.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX))
+        mix(sum, nanos(now))
     }
+}
+
+fn nanos(at: Time) -> u64 {
+    u64::try_from(at.since(Time::ZERO).as_nanos()).unwrap_or(u64::MAX)
 }
 
 const STEP: u64 = 0x5354_4550;
 const POSITION: u64 = 0x504f_5349;
 const GATE: u64 = 0x4741_5445;
+const DRAW: u64 = 0x4452_4157;
 
 #[cfg(test)]
 mod tests {
@@ -86,9 +97,9 @@ mod tests {
 
     #[test]
     fn the_order_of_steps_of_different_programs_does_not_count() {
-        let ab = state(|prints| [A, B].into_iter().for_each(|task| prints.begin(task)));
-        let ba = state(|prints| [B, A].into_iter().for_each(|task| prints.begin(task)));
-        let aa = state(|prints| [A, A].into_iter().for_each(|task| prints.begin(task)));
+        let ab = state(|prints| [A, B].into_iter().for_each(|task| prints.begin(task, Time::ZERO)));
+        let ba = state(|prints| [B, A].into_iter().for_each(|task| prints.begin(task, Time::ZERO)));
+        let aa = state(|prints| [A, A].into_iter().for_each(|task| prints.begin(task, Time::ZERO)));
         assert_eq!(ab, ba);
         assert_ne!(ab, aa);
     }
@@ -101,11 +112,11 @@ mod tests {
                 if first {
                     prints.opened(7);
                 }
-                prints.begin(A);
+                prints.begin(A, Time::ZERO);
                 if !first {
                     prints.opened(7);
                 }
-                prints.begin(A);
+                prints.begin(A, Time::ZERO);
                 if says {
                     prints.position(A, 3);
                 }

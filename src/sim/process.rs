@@ -77,7 +77,7 @@ impl Scheduler for ProcessRuntime {
     }
 
     fn host(&self, name: &str, program: Box<dyn FnOnce() + Send>) -> Result<()> {
-        self.engine.host(name, program)
+        self.engine.host(name, self.engine.now(), program)
     }
 }
 

@@ -2,7 +2,6 @@
 //! groups of registrations, and checks what it gets.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::random::mix;
 use super::world::{Device, Shape, World, give_way};
@@ -43,6 +42,7 @@ impl Scenario {
     /// # Errors
     /// What the world says.
     pub fn build(self, world: &Arc<World>) -> Result<()> {
+        self.shape.check()?;
         let mut by_rank: Vec<Vec<Communicator>> = Vec::new();
         by_rank.resize_with(self.shape.world_size() as usize, Vec::new);
         for number in 0..self.comms {
@@ -57,8 +57,7 @@ impl Scenario {
             if self.threads {
                 world.host(&name, move || program.block(comms))?;
             } else {
-                let after = world.late(rank).unwrap_or(Duration::ZERO);
-                world.script_from(&name, after, program.run(comms));
+                world.script(&name, program.run(comms));
             }
         }
         Ok(())

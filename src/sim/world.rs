@@ -1,6 +1,6 @@
 //! The world of one run: its processes, their communicators, and the programs that drive them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -26,7 +26,7 @@ use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::multicast::{MulticastBoard, MulticastDriver};
 use crate::driver::null::{NullDriver, NullFabric, NullOptions};
 use crate::driver::{DeviceError, Driver};
-use crate::error::Result;
+use crate::error::{Misuse, Result};
 use crate::ids::ProcessId;
 
 /// Where the ranks of a world are: hosts of processes of ranks, all alike. An LSA team is a host.
@@ -52,6 +52,19 @@ impl Shape {
     #[must_use]
     pub const fn world_size(self) -> u32 {
         self.hosts.saturating_mul(self.processes).saturating_mul(self.ranks)
+    }
+
+    /// # Errors
+    /// `BadSetting` for a world of no ranks, or of more than a simulation has room for.
+    pub(super) fn check(self) -> Result<()> {
+        let processes = self.hosts.saturating_mul(self.processes);
+        if (1..=PROCESSES_MAX).contains(&processes) && (1..=RANKS_MAX).contains(&self.world_size()) {
+            return Ok(());
+        }
+        let Self { hosts, processes, ranks } = self;
+        let value = format!("{hosts} hosts of {processes} processes of {ranks} ranks");
+        let why = format!("a simulated world has 1 to {PROCESSES_MAX} processes and 1 to {RANKS_MAX} ranks");
+        Err(Misuse::BadSetting { name: "shape".to_owned(), value, why }.into())
     }
 
     fn layout(self) -> Vec<u32> {
@@ -118,6 +131,8 @@ pub struct World {
 #[derive(Default)]
 pub(super) struct Inner {
     fleets: BTreeMap<Shape, Arc<Fleet>>,
+    /// Of communicators: frames are told apart by them, and so are oracles' findings.
+    names: BTreeSet<String>,
     devices: Vec<(Watched, Arc<Faulty>)>,
     runtimes: Vec<Arc<ProcessRuntime>>,
     pub(super) ranks: Vec<WatchedRank>,
@@ -154,8 +169,15 @@ impl World {
     /// connections; each name is used once.
     ///
     /// # Errors
-    /// As [`Communicator::in_process`], `BadSetting` for a shape without ranks among them.
+    /// As [`Communicator::in_process`], `BadSetting` for a shape without ranks or with too many, and for a name that was
+    /// used before, among them.
     pub fn communicator_of(&self, name: &str, shape: Shape) -> Result<Vec<Communicator>> {
+        shape.check()?;
+        if !self.inner.lock().names.insert(name.to_owned()) {
+            let (name, value) = ("name".to_owned(), name.to_owned());
+            let why = "another communicator of this world has it".to_owned();
+            return Err(Misuse::BadSetting { name, value, why }.into());
+        }
         let fleet = self.fleet(shape)?;
         let mut config = Config::new().name(name).deadline(self.deadline);
         if shape.hosts > 1 {
@@ -198,6 +220,7 @@ impl World {
         let (world, who) = (Arc::downgrade(self), name.to_owned());
         self.engine.host(
             name,
+            self.engine.begins(),
             Box::new(move || {
                 if let Err(error) = program() {
                     fail(&world, &format!("{who} failed: {error}"));
@@ -213,24 +236,13 @@ impl World {
         name: &str,
         program: impl Future<Output = Result<(), E>> + Send + 'static,
     ) {
-        self.script_from(name, Duration::ZERO, program);
-    }
-
-    /// The same, beginning so late.
-    pub(super) fn script_from<E: fmt::Display>(
-        self: &Arc<Self>,
-        name: &str,
-        after: Duration,
-        program: impl Future<Output = Result<(), E>> + Send + 'static,
-    ) {
         let (world, who) = (Arc::downgrade(self), name.to_owned());
         let program = async move {
             if let Err(error) = program.await {
                 fail(&world, &format!("{who} failed: {error}"));
             }
         };
-        let from = self.engine.now() + after;
-        self.engine.script(name, from, Box::pin(program));
+        self.engine.script(name, self.engine.begins(), Box::pin(program));
     }
 
     /// Ends a script after its communicator, without blocking.
@@ -257,7 +269,8 @@ impl World {
         self.engine.sever(a as usize, b as usize);
     }
 
-    /// Holds everything between the processes of a group and the others, until [`World::heal`].
+    /// Holds everything between the processes of a group and the others, until [`World::heal`]: as often as partitions
+    /// that part the two.
     pub fn partition(&self, group: &[u32]) {
         self.engine.hold(&numbers(group), true);
     }
@@ -276,7 +289,7 @@ impl World {
     /// A number below `bound` from the run's seed; a choice like any other for depth-first.
     #[must_use]
     pub fn draw(&self, bound: u64) -> u64 {
-        self.engine.state().chooser.draw(bound)
+        self.engine.draw(bound)
     }
 
     /// Adds something to the run's digest, which must be equal whenever the schedule is: no address, no real time.
@@ -294,12 +307,6 @@ impl World {
 
     pub(super) fn note_number(&self, what: u64) {
         self.engine.state().note(what);
-    }
-
-    /// How late the program of a rank begins.
-    pub(super) fn late(&self, rank: u64) -> Option<Duration> {
-        let late = self.engine.state().plan.late;
-        late.filter(|(who, _)| *who as u64 == rank).map(|(_, after)| after)
     }
 
     /// Whether the faults of this run may make an operation fail.
@@ -425,6 +432,11 @@ impl World {
 
 /// Process ids of simulated processes count from here: they are of no process of this machine's that means anything.
 const PID_FIRST: u32 = 100_000;
+
+/// As many processes as a communicator has at most.
+const PROCESSES_MAX: u32 = 4096;
+/// Room for the ranks of a world: each has an actor for every communicator.
+const RANKS_MAX: u32 = 1 << 16;
 
 fn numbers(group: &[u32]) -> Vec<usize> {
     group.iter().map(|&process| process as usize).collect()

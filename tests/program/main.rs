@@ -11,5 +11,6 @@ mod launch_ends;
 mod npy;
 mod program;
 mod runs;
+mod sim;
 mod usage;
 mod watch;

@@ -242,7 +242,7 @@ fn text_of(args: &SimArgs, report: &Report) -> String {
         args.ranks, args.comms, args.windows, args.groups
     );
     let mut row = |name: &str, value: String| {
-        let _ = writeln!(text, "  {name:<22}{value}");
+        let _ = writeln!(text, "  {name:<24}{value}");
     };
     let seed = report.seed.map_or_else(String::new, |seed| format!(", seed {seed}"));
     row("policy", format!("{}{seed}", report.policy));

@@ -1,4 +1,11 @@
 //! Programs on symwin under the deterministic runtime: explored, checked, replayed.
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail it by panicking")]
+
+mod attacks;
+mod failures;
+mod net;
+mod search;
+mod shapes;
 
 use std::sync::Arc;
 
@@ -7,7 +14,7 @@ use symwin::sim::{Device, Faults, Policy, Shape, Sim, World};
 use symwin::{Communicator, Group, Result, WindowFlags};
 
 /// One rank's program: a window in each of a few groups, written to the next rank and read back.
-fn program(comm: Communicator, groups: u64) -> Result<()> {
+pub(crate) fn program(comm: Communicator, groups: u64) -> Result<()> {
     let next = (comm.rank().get() + 1) % comm.world_size();
     for round in 0..groups {
         let buffer = comm.alloc(4096)?;
@@ -20,7 +27,7 @@ fn program(comm: Communicator, groups: u64) -> Result<()> {
     comm.finalize()
 }
 
-fn threads(world: &Arc<World>) -> Result<()> {
+pub(crate) fn threads(world: &Arc<World>) -> Result<()> {
     for comm in world.communicator("world", 3)? {
         let name = format!("rank {}", comm.rank());
         world.host(&name, move || program(comm, 2))?;
@@ -41,7 +48,7 @@ fn policy_runs(policy: &Policy) -> u64 {
     if policy.name() == "rr" { 1 } else { 50 }
 }
 
-async fn script(comm: Communicator, groups: u64) -> Result<()> {
+pub(crate) async fn script(comm: Communicator, groups: u64) -> Result<()> {
     for round in 0..groups {
         let buffer = comm.alloc(4096)?;
         let group = Group::named(format!("round {round}"));
@@ -52,7 +59,7 @@ async fn script(comm: Communicator, groups: u64) -> Result<()> {
     World::finalize(comm).await
 }
 
-fn scripts(world: &Arc<World>) -> Result<()> {
+pub(crate) fn scripts(world: &Arc<World>) -> Result<()> {
     for comm in world.communicator_of("world", Shape { hosts: 2, processes: 2, ranks: 1 })? {
         world.script(&format!("rank {}", comm.rank()), script(comm, 3));
     }
