@@ -1,11 +1,11 @@
 //! Who does a hub's I/O: its I/O thread, or a thread that would only wait for what comes (leader and follower).
 //!
-//! A thread that waits for its batch reads the connections itself meanwhile, and runs its actor when the last message of
-//! a round has come: otherwise each round would wake the I/O thread, that a worker, and that in the end the caller.
+//! A thread that waits for its batch reads the connections itself meanwhile, and runs its actor when the last message
+//! of a round has come: otherwise each round would wake the I/O thread, that a worker, and that in the end the caller.
 //! The connections are behind a lock that nobody holds while it waits or runs an actor, so any thread may serve them at
 //! any time; what is passed from hand to hand is only who waits for their events. The I/O thread waits at `duty`, which
 //! holds `sockets`. A helper mutes that and waits at `sockets` itself; when it goes, it puts that right, and what came
-//! meanwhile is an event at once.
+//! meanwhile is an event at once. What its last turn left that is no event, it tells the I/O thread.
 //!
 //! An actor's step may hang in a driver. So a helper runs one under a lease: at its end the I/O thread takes its duty
 //! back, and both wait at `sockets` until the helper goes.
@@ -40,14 +40,22 @@ pub(crate) struct Duty {
     /// Where the I/O thread waits: `sockets` unless muted, and `lease`.
     duty: OwnedFd,
     lease: OwnedFd,
-    /// Somebody helps; one at a time.
-    helped: AtomicBool,
-    /// The helper runs an actor.
-    runs: AtomicBool,
-    /// Its lease has ended since it began to.
-    revoked: AtomicBool,
-    /// It waits for events, or is about to.
+    lent: Mutex<Lent>,
+    /// The helper waits for events, or is about to.
     waits: AtomicBool,
+}
+
+/// Who has the duty. What `duty` listens to changes under the same lock, so that it always fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lent {
+    /// The I/O thread has it.
+    No,
+    /// A helper has it, one at a time.
+    Yes,
+    /// A helper has it and runs an actor.
+    Leased,
+    /// A helper still runs its actor; the I/O thread listens again.
+    Revoked,
 }
 
 impl Duty {
@@ -66,9 +74,7 @@ impl Duty {
             sockets,
             duty,
             lease,
-            helped: AtomicBool::new(false),
-            runs: AtomicBool::new(false),
-            revoked: AtomicBool::new(false),
+            lent: Mutex::new(Lent::No),
             waits: AtomicBool::new(false),
         })
     }
@@ -84,7 +90,7 @@ impl Duty {
             drop(due);
             // What was taken here may have been to wake a helper: its answer, which comes once. A helper that runs an
             // actor looks for its answer afterwards anyway.
-            if !events.is_empty() && self.helped.load(Ordering::SeqCst) && !self.runs.load(Ordering::SeqCst) {
+            if !events.is_empty() && *self.lent.lock() == Lent::Yes {
                 self.shared.wake.wake();
             }
             let Turn::Wait(timeout) = turn else { break };
@@ -115,15 +121,16 @@ impl Duty {
         }
         // Only resets the timer; not being readable any more is as good.
         let _ = rustix::io::read(&self.lease, &mut [0; 8]);
-        let runs = self.runs.load(Ordering::SeqCst);
+        let mut lent = self.lent.lock();
+        let runs = *lent == Lent::Leased;
         if runs {
-            self.revoked.store(true, Ordering::SeqCst);
+            *lent = Lent::Revoked;
             self.listen(true)?;
         }
         Ok(runs)
     }
 
-    /// Whether the I/O thread hears of the sockets' events.
+    /// Whether the I/O thread hears of the sockets' events. Under the lock of `lent`.
     fn listen(&self, listen: bool) -> Result<(), Errno> {
         let events = if listen { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         epoll::modify(&self.duty, &self.sockets, epoll::EventData::new_u64(SOCKETS), events)
@@ -147,7 +154,7 @@ impl Duty {
         first: Option<Due>,
         mut answer: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        let Some(help) = Help::begin(self) else {
+        let Some(mut help) = Help::begin(self) else {
             first.into_iter().for_each(Due::run);
             return None;
         };
@@ -184,6 +191,7 @@ impl Duty {
                 Turn::Wait(until) => timeout = until,
                 Turn::Over => return None,
             }
+            help.owes_turn = timeout.is_some();
             for due in due.drain(..) {
                 if due.id() == Some(mine) {
                     next = Some(due);
@@ -208,46 +216,53 @@ impl Wake for Duty {
 }
 
 /// The duty, lent.
-struct Help<'a>(&'a Duty);
+struct Help<'a> {
+    duty: &'a Duty,
+    /// The last turn left something for which no event will come: more to read, or a time to try again.
+    owes_turn: bool,
+}
 
 impl<'a> Help<'a> {
     fn begin(duty: &'a Duty) -> Option<Self> {
-        if duty.helped.swap(true, Ordering::SeqCst) {
+        let mut lent = duty.lent.lock();
+        if *lent != Lent::No {
             return None;
         }
-        // Gone, should the next line fail, it puts everything right.
-        let help = Self(duty);
         duty.listen(false).ok()?;
-        Some(help)
+        *lent = Lent::Yes;
+        Some(Self { duty, owes_turn: false })
     }
 
     /// Runs an actor under a lease. `None` where there can be no lease: then the duty goes back first.
     fn run(&self, due: Due) -> Option<()> {
-        self.0.runs.store(true, Ordering::SeqCst);
+        *self.duty.lent.lock() = Lent::Leased;
         self.set_lease(LEASE_TIME).ok()?;
         due.run();
-        self.0.runs.store(false, Ordering::SeqCst);
-        if self.0.revoked.swap(false, Ordering::SeqCst) {
-            self.0.listen(false).ok()?;
+        let mut lent = self.duty.lent.lock();
+        if std::mem::replace(&mut *lent, Lent::Yes) == Lent::Revoked {
+            self.duty.listen(false).ok()?;
         }
         Some(())
     }
 
     fn set_lease(&self, time: Timespec) -> Result<(), Errno> {
         let once = Itimerspec { it_interval: NOT_AT_ALL, it_value: time };
-        timerfd_settime(&self.0.lease, TimerfdTimerFlags::empty(), &once).map(drop)
+        timerfd_settime(&self.duty.lease, TimerfdTimerFlags::empty(), &once).map(drop)
     }
 }
 
 impl Drop for Help<'_> {
     fn drop(&mut self) {
-        self.0.waits.store(false, Ordering::SeqCst);
-        self.0.runs.store(false, Ordering::SeqCst);
+        self.duty.waits.store(false, Ordering::SeqCst);
         // Both work on descriptors that are there; a lease that ends later is heard and ends nothing.
         let _ = self.set_lease(NOT_AT_ALL);
-        let _ = self.0.listen(true);
-        self.0.revoked.store(false, Ordering::SeqCst);
-        self.0.helped.store(false, Ordering::SeqCst);
+        let mut lent = self.duty.lent.lock();
+        let _ = self.duty.listen(true);
+        *lent = Lent::No;
+        drop(lent);
+        if self.owes_turn {
+            self.duty.shared.wake.wake();
+        }
     }
 }
 

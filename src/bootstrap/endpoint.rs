@@ -95,8 +95,8 @@ impl Endpoint {
         self.tell_all(Kind::Abort, SightingKind::Abort, body);
     }
 
-    /// Does the hub's I/O in this thread, and runs actor `mine` whenever it is due, `due` to begin with, until `answer` is
-    /// ready. `None` if that is not possible now: then what is awaited comes by itself.
+    /// Does the hub's I/O in this thread, and runs actor `mine` whenever it is due, `due` to begin with, until `answer`
+    /// is ready. `None` if that is not possible now: then what is awaited comes by itself.
     pub(crate) fn help<T>(
         &self,
         mine: ActorId,

@@ -186,7 +186,7 @@ pub enum Notice {
 /// Where a rank of a communicator hears what arrives for it.
 pub trait Inbox: Send + Sync {
     /// Takes the notice. It must neither block nor call into the bootstrap (nor drop what does): it runs in the
-    /// sender's or the I/O thread, under the hub's routing lock, which is what keeps the order.
+    /// sender's thread or in that which does the I/O, under the hub's routing lock, which is what keeps the order.
     fn deliver(&self, notice: Notice);
 
     /// As [`Inbox::deliver`]; gives back the actor that must be run for it, if it is one, to a thread that may run it

@@ -1,4 +1,4 @@
-//! The receiving side of one connection: bytes and descriptors in, events out. Only the I/O thread has it.
+//! The receiving side of one connection: bytes and descriptors in, events out. Only who does the I/O has it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

@@ -24,8 +24,8 @@ pub enum Bug {
     BindsEarly,
     /// A window is closed once by name and once more by its last handle (28). For: P-5, windows against structs.
     ClosesTwice,
-    /// A rank takes its own vote for everybody's and commits (8). For: the protocol, to which the others' votes come too
-    /// late.
+    /// A rank takes its own vote for everybody's and commits (8). For: the protocol, to which the others' votes come
+    /// too late.
     CommitsEarly,
     /// A damaged frame is thrown away and that is all. For: the program, which was promised an error before any
     /// deadline.

@@ -1,11 +1,13 @@
 //! Descriptors as attachments.
 
 use std::os::fd::AsFd;
+use std::task::Poll;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::actors::Runtime;
 use crate::bootstrap::link::BATCH_MAX;
 use crate::bootstrap::{Attachment, LostHandles};
 
@@ -176,6 +178,38 @@ fn a_sender_without_privileges_waits_for_room_in_flight() {
         let came = members[1].log.messages(1);
         assert_eq!((came[0].handles.len(), came[0].lost), (3, None));
         assert_eq!(members[0].log.now().len(), 0);
+    });
+}
+
+/// No event tells that there is room. So who helped and goes tells the I/O thread of what is to be tried again.
+#[test]
+fn what_a_helper_could_not_send_is_tried_again_after_it() {
+    let name = "descriptors::what_a_helper_could_not_send_is_tried_again_after_it";
+    in_own_process(name, || {
+        let others = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let file = memfd();
+        put_in_flight(&others.0, &file, 2);
+        let none = rustix::thread::CapabilitySet::empty();
+        let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        limit_descriptors(300);
+        let hubs = Hub::in_process(&[1, 1]).unwrap();
+        let members = join_all(&hubs, "world");
+        let rt = Runtime::threads(1).unwrap();
+        let (actor, _ticket) = super::help::answers(&rt, || ());
+        let mut asked = false;
+        let answer = members[0].endpoint.help(actor.id(), None, |_| {
+            if std::mem::replace(&mut asked, true) {
+                return Poll::Ready(());
+            }
+            let parcel = Parcel { to: ranks(1..2), handles: many(3, &[Arc::clone(&file)]) };
+            members[0].endpoint.send(Tag::new(0, 0), &body("waits"), &[parcel]);
+            Poll::Pending
+        });
+        assert_eq!(answer, Some(()));
+        drop(others);
+        let came = members[1].log.messages(1);
+        assert_eq!((came[0].handles.len(), came[0].lost), (3, None));
     });
 }
 

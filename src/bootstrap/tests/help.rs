@@ -38,7 +38,7 @@ fn join_actor(hub: &Hub, rank: u32, members: &[Rank], actor: &Addr<()>) -> Endpo
 }
 
 /// An actor that answers with what `work` gives, once.
-fn answers<T: Send + 'static>(
+pub(super) fn answers<T: Send + 'static>(
     rt: &Runtime,
     mut work: impl FnMut() -> T + Send + 'static,
 ) -> (Addr<()>, Ticket<T>) {

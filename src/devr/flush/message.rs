@@ -103,16 +103,22 @@ impl Offer {
         if self.tasks.count().is_none() {
             return Err("an offer of more tasks than there are numbers".to_owned());
         }
-        self.tasks.runs().try_for_each(|(_, run)| self.check_run(run, &rooms))
+        // Ranges are listed as tasks need them. So rows of several ranges have together no more tasks than there are
+        // rows and ranges, and what a peer says is checked in the time that it took to say it.
+        self.tasks.runs().try_fold(0, |before, (_, run)| self.check_run(run, &rooms, before)).map(drop)
     }
 
-    fn check_run(&self, run: &Run, rooms: &[Option<u64>]) -> Result<(), String> {
+    /// After a run whose last task is in range `before`. Gives the same of this one.
+    fn check_run(&self, run: &Run, rooms: &[Option<u64>], before: u32) -> Result<u32, String> {
         let known = |last: &TaskOffer| (last.range as usize) < self.ranges.len();
         let (Some(print), Some(last)) = (self.prints.get(run.first.print as usize), run.last().filter(known))
         else {
             return Err("an offer of a task that refers to what is not in it".to_owned());
         };
-        // In one range, its last task ends last; else there are no more of them than ranges.
+        if run.first.range < before {
+            return Err("an offer of tasks that are not in the order of their ranges".to_owned());
+        }
+        // In one range, its last task ends last.
         let (mut first, mut others) = (None, None);
         if run.range_step == 0 {
             first = Some(last);
@@ -134,7 +140,7 @@ impl Offer {
                 return Err(format!("an offer of {} bytes for a window of {said}", task.size));
             }
         }
-        Ok(())
+        Ok(last.range)
     }
 
     /// What a task asks for.
@@ -361,5 +367,17 @@ mod tests {
         assert_eq!(row(&[(0, 0), (1, 4096)]), Ok(()));
         assert!(row(&[(0, 4096), (1, 8192)]).is_err(), "the last is beyond its allocations");
         assert!(row(&[(0, 0), (1, 0), (2, 0)]).is_err(), "no such range");
+    }
+
+    /// Some bytes could otherwise ask for as many checks as there are rows times ranges.
+    #[test]
+    fn rows_that_go_through_the_ranges_again_are_refused() {
+        let mut twice = offer(0, 4096, Some(4096));
+        twice.ranges.push(twice.ranges[0].clone());
+        let task = |range| TaskOffer { print: 0, range, head: 0, size: 4096 };
+        twice.tasks = [0, 1, 1, 1].map(task).into_iter().collect();
+        assert_eq!(twice.check(), Ok(()));
+        twice.tasks = [0, 1, 0, 1].map(task).into_iter().collect();
+        assert!(twice.check().is_err());
     }
 }
