@@ -14,7 +14,7 @@ use symwin::sim::{Device, Failure, Faults, Policy, Report, Scenario, Shape, Sim}
 #[derive(Args, Debug)]
 pub(crate) struct SimArgs {
     /// How many ranks there are
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     ranks: u32,
 
     /// How many hosts they are on; it divides the ranks
@@ -155,7 +155,7 @@ impl SimArgs {
     fn replay_line(&self, failure: &Failure) -> String {
         let mut line = "symwin sim".to_owned();
         let defaults = [
-            ("ranks", self.ranks, 4),
+            ("ranks", self.ranks, 8),
             ("hosts", self.hosts, 1),
             ("ranks-per-process", self.ranks_per_process, 1),
             ("comms", self.comms, 2),
