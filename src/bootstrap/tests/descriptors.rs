@@ -196,7 +196,7 @@ fn what_a_helper_could_not_send_is_tried_again_after_it() {
         let hubs = Hub::in_process(&[1, 1]).unwrap();
         let members = join_all(&hubs, "world");
         let rt = Runtime::threads(1).unwrap();
-        let (actor, _ticket) = super::help::answers(&rt, || ());
+        let (actor, _ticket) = help::answers(&rt, || ());
         let mut asked = false;
         let answer = members[0].endpoint.help(actor.id(), None, |_| {
             if std::mem::replace(&mut asked, true) {
