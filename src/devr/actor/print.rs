@@ -10,7 +10,9 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::CommActor;
 use crate::bootstrap::Notice;
+use crate::devr::flush::message::encode;
 use crate::devr::mail::{Closing, CommMsg};
+use crate::devr::request::Work;
 
 impl CommActor {
     pub(super) fn print(&self) -> u64 {
@@ -22,7 +24,8 @@ impl CommActor {
         (operation, phase.to_string()).hash(&mut hash);
         self.current.as_ref().map(|current| current.id).hash(&mut hash);
         for queued in &self.queue {
-            (queued.id, queued.batch.work.requests.len()).hash(&mut hash);
+            queued.id.hash(&mut hash);
+            print_work(&queued.batch.work, &mut hash);
         }
         self.deferred.iter().for_each(|closing| print_closing(closing, &mut hash));
         (self.operations, self.closers.len(), self.clean, self.overdue, self.ticking).hash(&mut hash);
@@ -45,9 +48,7 @@ pub(super) fn of_message(msg: &CommMsg) -> u64 {
     std::mem::discriminant(msg).hash(&mut hash);
     match msg {
         CommMsg::Abort(why) | CommMsg::Overflow(why) => why.hash(&mut hash),
-        CommMsg::Batch(batch) => {
-            (&batch.work.group, batch.work.abandoned, batch.work.requests.len()).hash(&mut hash);
-        }
+        CommMsg::Batch(batch) => print_work(&batch.work, &mut hash),
         CommMsg::Close(closing) => print_closing(closing, &mut hash),
         CommMsg::Deadline(id) => id.hash(&mut hash),
         CommMsg::Notice(notice) => print_notice(notice, &mut hash),
@@ -61,6 +62,14 @@ pub(super) fn of_message(msg: &CommMsg) -> u64 {
     hash.digest()
 }
 
+/// What it asks for, not only how much: batches that come in another order are another state.
+fn print_work(work: &Work, hash: &mut impl Hasher) {
+    (&work.group, work.abandoned, work.requests.len()).hash(hash);
+    for request in &work.requests {
+        encode(&request.fingerprint()).hash(hash);
+    }
+}
+
 fn print_closing(closing: &Closing, hash: &mut impl Hasher) {
     (closing.memory.0, closing.hidden, &closing.running).hash(hash);
 }
@@ -71,5 +80,24 @@ fn print_notice(notice: &Notice, hash: &mut impl Hasher) {
         Notice::Abort { from, body } | Notice::Goodbye { from, body } => (from, body).hash(hash),
         Notice::Broken { ranks, .. } | Notice::Lost { ranks, .. } => ranks.hash(hash),
         Notice::Message(incoming) => (incoming.from, incoming.tag, &incoming.body).hash(hash),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devr::dev_comm::DevCommRequirements;
+    use crate::devr::request::{Batch, Request};
+
+    #[test]
+    fn batches_that_ask_for_other_things_are_other_states() {
+        let print = |barriers| {
+            let requests = vec![Request::DevComm(DevCommRequirements::new().lsa_barriers(barriers))];
+            let work = Work { group: None, abandoned: false, requests };
+            let (answers, done, deadline) = (Vec::new(), None, crate::actors::Time::ZERO);
+            of_message(&CommMsg::Batch(Batch { work, answers, done, deadline }))
+        };
+        assert_eq!(print(1), print(1));
+        assert_ne!(print(1), print(2));
     }
 }
