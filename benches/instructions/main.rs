@@ -37,8 +37,8 @@ fn past_all_holes(space: Space) -> Space {
 }
 
 #[library_benchmark]
-#[bench::one_by_one(args = (filled(WINDOWS), batches(64, 1)), config = at_most(191_830))]
-#[bench::at_once(args = (filled(WINDOWS), batches(1, 1024)), config = at_most(80_409))]
+#[bench::one_by_one(args = (filled(WINDOWS), batches(64, 1)), config = at_most(351_663))]
+#[bench::at_once(args = (filled(WINDOWS), batches(1, 1024)), config = at_most(187_513))]
 fn publish(filled: Filled, batches: Vec<Vec<Arc<Window>>>) -> (Filled, Vec<Vec<Arc<Window>>>) {
     for batch in &batches {
         filled.index.publish(batch);
@@ -47,32 +47,32 @@ fn publish(filled: Filled, batches: Vec<Vec<Arc<Window>>>) -> (Filled, Vec<Vec<A
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (filled(WINDOWS)), config = at_most(294_037))]
+#[bench::among_10_000(args = (filled(WINDOWS)), config = at_most(261_185))]
 fn find(filled: Filled) -> (usize, Filled) {
     (scenarios::index::find(&filled.index, black_box(WINDOWS), 1000), filled)
 }
 
 #[library_benchmark]
-#[bench::among_10_000(args = (filled(WINDOWS)), config = at_most(1_561_851))]
+#[bench::among_10_000(args = (filled(WINDOWS)), config = at_most(3_947_832))]
 fn remove(filled: Filled) -> Filled {
     scenarios::index::remove(&filled.index, &filled.windows[..4096]);
     filled
 }
 
 #[library_benchmark]
-#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(16_063))]
-#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(224_486))]
-#[bench::own_allocations_64(args = (Offer::of_own_allocations(64)), config = at_most(33_357))]
-#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024)), config = at_most(536_572))]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(2_429))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(2_448))]
+#[bench::own_allocations_64(args = (Offer::of_own_allocations(64)), config = at_most(20_438))]
+#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024)), config = at_most(320_661))]
 fn encode(offer: Offer) -> (Arc<[u8]>, Offer) {
     (offer.encode(), offer)
 }
 
 #[library_benchmark]
-#[bench::one_allocation_64(args = (Offer::of_one_allocation(64).encode()), config = at_most(16_321))]
-#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024).encode()), config = at_most(238_447))]
-#[bench::own_allocations_64(args = (Offer::of_own_allocations(64).encode()), config = at_most(37_719))]
-#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024).encode()), config = at_most(593_705))]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64).encode()), config = at_most(2_535))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024).encode()), config = at_most(2_557))]
+#[bench::own_allocations_64(args = (Offer::of_own_allocations(64).encode()), config = at_most(28_275))]
+#[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024).encode()), config = at_most(435_360))]
 fn decode(bytes: Arc<[u8]>) -> (Result<Offer, String>, Arc<[u8]>) {
     (Offer::decode(&bytes), bytes)
 }

@@ -34,18 +34,23 @@ impl Directory {
             (0..usize::BITS).find(|shift| addresses.len() > CROWD && span >> shift <= addresses.len());
         let shift = fitting.unwrap_or(usize::BITS - 1);
         let bucket = |address: usize| (address - first) >> shift;
-        let mut starts = Vec::with_capacity(bucket(first + span) + 2);
-        let mut crowded = Vec::new();
-        let mut at = before;
-        for part in addresses.chunk_by(|a, b| bucket(*a) == bucket(*b)) {
-            starts.resize(bucket(part[0]) + 1, place(at));
-            // A directory of equal addresses would have one bucket again.
-            if levels > 1 && part.len() > CROWD && part[0] != part[part.len() - 1] {
-                crowded.push((bucket(part[0]), Self::of_part(part, at, levels - 1)));
+        let buckets = bucket(first + span) + 1;
+        let mut starts = Vec::with_capacity(buckets + 1);
+        for (&address, at) in addresses.iter().zip(place(before)..) {
+            let bucket = bucket(address);
+            while starts.len() <= bucket {
+                starts.push(at);
             }
-            at += part.len();
         }
-        starts.resize(bucket(first + span) + 2, place(at));
+        starts.resize(buckets + 1, place(before + addresses.len()));
+        let mut crowded = Vec::new();
+        for (bucket, ends) in starts.windows(2).enumerate().filter(|_| levels > 1) {
+            let (from, to) = (ends[0] as usize - before, ends[1] as usize - before);
+            // A directory of equal addresses would have one bucket again.
+            if to - from > CROWD && addresses[from] != addresses[to - 1] {
+                crowded.push((bucket, Self::of_part(&addresses[from..to], before + from, levels - 1)));
+            }
+        }
         Self { first, shift, starts: starts.into(), crowded: crowded.into() }
     }
 
