@@ -23,7 +23,9 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 use symwin::driver::DeviceProblem;
 use symwin::error::{Cause, Reason};
-use symwin::{Buffer, Communicator, Config, Error, Group, Pending, Region, Window, WindowFlags};
+use symwin::{
+    Buffer, Communicator, Config, DevCommRequirements, Error, Group, Pending, Region, Window, WindowFlags,
+};
 
 const LIMIT: u64 = 1024;
 const PAGE: usize = 4096;
@@ -167,6 +169,10 @@ fn check(comm: &Communicator, windows: &[Window]) {
 }
 
 fn usable(comm: &Communicator) {
+    // Needs no descriptor, and ends when all ranks have let theirs go: a peer's next offer may come with its own before
+    // this rank has begun.
+    let nothing = comm.create_dev_comm(DevCommRequirements::new()).unwrap();
+    drop(nothing);
     let buffers = [comm.alloc(PAGE).unwrap(), comm.alloc_own(PAGE).unwrap()];
     let windows: Vec<_> = register(comm, &buffers).into_iter().map(Result::unwrap).collect();
     check(comm, &windows);
