@@ -184,6 +184,7 @@ impl Duty {
                 thread::yield_now();
             }
             if events.is_empty() {
+                // Bounded by the batch's own deadline: its timer has the actor answer, which wakes this thread.
                 wait(&self.sockets, &mut events, timeout.as_ref()).ok()?;
             }
             self.waits.store(false, Ordering::SeqCst);

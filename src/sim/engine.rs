@@ -10,27 +10,26 @@
 //!
 //! Locks: the engine's own lock is held for a few instructions, never while a step runs.
 
+mod baton;
+mod scripts;
+
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::task::Waker;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use self::scripts::Program;
 use super::faults::{Fault, Plan};
 use super::net::{More, Net};
 use super::policy::{Chooser, Pick};
 use super::prints::Prints;
 use super::random::mix;
 use super::task::TaskId;
-use crate::actors::{Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue, Woken, start_thread, text_of};
+use crate::actors::{Gate, GateId, Runnable, Step, Time, TimerId, TimerQueue};
 use crate::devr::numbers::NumberMap;
-
-/// A script: a program that never blocks, polled by the engine.
-pub(super) type Program = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Everything that can run in one run of a simulation.
 pub(super) struct Engine {
@@ -229,49 +228,14 @@ impl Engine {
         if at <= state.now {
             return state.push(TaskId::link(link as u64), Ready::Link(link));
         }
-        let engine = self.me.clone();
-        let ring = move || {
-            if let Some(engine) = engine.upgrade() {
-                engine.state.lock().push(TaskId::link(link as u64), Ready::Link(link));
-            }
-        };
-        state.timers.insert(at, Box::new(ring));
+        self.later(state, at, move |state| state.push(TaskId::link(link as u64), Ready::Link(link)));
     }
 
-    /// Starts a host thread. It runs when it is picked, from `from` on.
-    pub(super) fn host(
-        self: &Arc<Self>,
-        name: &str,
-        from: Time,
-        program: Box<dyn FnOnce() + Send>,
-    ) -> crate::error::Result<()> {
-        let mut state = self.state.lock();
-        let number = state.hosts.len();
-        state.hosts.push(Host::new(name.to_owned()));
-        if from <= state.now {
-            state.wake_host(number);
-        } else {
-            let engine = Arc::downgrade(self);
-            let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_host(number));
-            state.timers.insert(from, Box::new(ring));
-        }
-        drop(state);
-        let engine = Arc::clone(self);
-        let trace = tracing::dispatcher::get_default(Clone::clone);
-        let run = move || {
-            tracing::dispatcher::with_default(&trace, || {
-                engine.await_baton(number);
-                engine.begin(number);
-                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(program));
-                engine.end_host(number, outcome.err().map(|payload| text_of(&*payload)));
-            });
-        };
-        start_thread(name.to_owned(), run).inspect_err(|_| {
-            // Nobody would ever take its turn.
-            let mut state = self.state.lock();
-            state.hosts[number].done = true;
-            state.forget_ready(TaskId::host(number as u64));
-        })
+    /// Has something done to the state at a time.
+    fn later(&self, state: &mut State, at: Time, then: impl FnOnce(&mut State) + Send + 'static) -> TimerId {
+        let engine = Weak::clone(&self.me);
+        let ring = move || engine.upgrade().map_or((), |engine| then(&mut engine.state.lock()));
+        state.timers.insert(at, Box::new(ring))
     }
 
     /// When the next program begins: later than now for the one that faults picked.
@@ -281,30 +245,6 @@ impl Engine {
         now + state.plan.next_late()
     }
 
-    /// Adds a script. It is polled when it is picked, first at `from`.
-    pub(super) fn script(self: &Arc<Self>, name: &str, from: Time, program: Program) {
-        let mut state = self.state.lock();
-        let number = state.scripts.len();
-        let waker = Waker::from(Arc::new(ScriptWaker { engine: Arc::downgrade(self), number }));
-        let script = Script {
-            name: name.to_owned(),
-            program: Some(program),
-            waker,
-            ready: false,
-            done: false,
-            ran: 0,
-            woken: false,
-        };
-        state.scripts.push(script);
-        if from <= state.now {
-            state.wake_script(number);
-        } else {
-            let engine = Arc::downgrade(self);
-            let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_script(number));
-            state.timers.insert(from, Box::new(ring));
-        }
-    }
-
     /// The program that runs says where it is.
     pub(super) fn position(&self, position: u64) {
         let mut state = self.state.lock();
@@ -312,18 +252,6 @@ impl Engine {
         if let Some(prints) = &mut state.prints {
             prints.position(current, position);
         }
-    }
-
-    /// Lets others run before the program of this host goes on, if that is who calls.
-    pub(super) fn pause(&self) {
-        let mut state = self.state.lock();
-        if state.in_step || state.ending {
-            return;
-        }
-        let me = state.holder;
-        state.wake_host(me);
-        drop(state);
-        self.drive(me);
     }
 
     /// A number below `bound`, for the program that asks: what it does from here on depends on it.
@@ -336,78 +264,10 @@ impl Engine {
         drawn
     }
 
-    /// Blocks the program that has the baton.
-    pub(super) fn block(self: &Arc<Self>, gate: &Gate, until: Option<Time>) -> Woken {
-        let mut timer = None;
-        let woken = loop {
-            let mut state = self.state.lock();
-            if gate.is_open() {
-                break Woken::Opened;
-            }
-            if state.ending || state.in_step {
-                break Woken::Ended;
-            }
-            if until.is_some_and(|until| until <= state.now) {
-                break Woken::TimedOut;
-            }
-            let me = state.holder;
-            state.blocked.insert(gate.id(), me);
-            if let (Some(until), None) = (until, timer) {
-                let engine = Arc::downgrade(self);
-                let ring = move || engine.upgrade().map_or((), |engine| engine.state.lock().wake_host(me));
-                timer = Some(state.timers.insert(until, Box::new(ring)));
-            }
-            drop(state);
-            if !self.drive(me) {
-                break if gate.is_open() { Woken::Opened } else { Woken::Ended };
-            }
-        };
-        let mut state = self.state.lock();
-        state.blocked.remove(&gate.id());
-        let cancelled = timer.and_then(|timer| state.timers.cancel(timer));
-        drop(state);
-        drop(cancelled);
-        woken
-    }
-
     /// Runs until nothing can run any more, or the run is over. For host 0, when its own program has ended.
     pub(super) fn run(&self) {
         self.drive(MAIN);
         self.state.lock().stalled = false;
-    }
-
-    /// Lets every host that still blocks go, one after another: each gets an error where it waits.
-    ///
-    /// # Errors
-    /// The name of a program that does not come to its end.
-    pub(super) fn end_hosts(&self) -> Result<(), String> {
-        self.state.lock().ending = true;
-        loop {
-            let mut state = self.state.lock();
-            let Some(next) = state.hosts.iter().skip(1).position(|host| !host.done).map(|at| at + 1) else {
-                return Ok(());
-            };
-            state.forget_ready(TaskId::host(next as u64));
-            state.hand_to(next);
-            state.resumed = Some(next);
-            if !self.await_main(&mut state) {
-                return Err(state.hung.clone().unwrap_or_default());
-            }
-        }
-    }
-
-    /// Drops the programs of scripts that have not ended.
-    pub(super) fn end_scripts(&self) {
-        loop {
-            let mut state = self.state.lock();
-            let Some(number) = state.scripts.iter().position(|script| script.program.is_some()) else {
-                return;
-            };
-            let program = state.scripts[number].program.take();
-            state.forget_ready(TaskId::script(number as u64));
-            drop(state);
-            self.drop_program(number, program);
-        }
     }
 
     /// Takes out everything that can run and every timer, for the end. Drop it without the lock.
@@ -436,111 +296,6 @@ impl Engine {
         let scripts = state.scripts.iter().filter(|script| !script.done);
         let programs = hosts.chain(scripts.map(|script| (&script.name, script.ran)));
         programs.map(|(name, ran)| format!("{name} (waits since step {ran})")).collect()
-    }
-
-    /// Makes steps until host `me` is to go on. False if nothing can run any more, or the run is over.
-    fn drive(&self, me: usize) -> bool {
-        loop {
-            match self.turn() {
-                Turn::Ran => {}
-                Turn::Host(host) if host == me => {
-                    self.begin(me);
-                    return true;
-                }
-                Turn::Host(host) => {
-                    let mut state = self.state.lock();
-                    state.resumed = Some(host);
-                    state.hand_to(host);
-                    if let Some(went_on) = self.rest(me, state) {
-                        return went_on;
-                    }
-                }
-                Turn::Over if me == MAIN => return false,
-                Turn::Over => {
-                    let mut state = self.state.lock();
-                    state.stalled = true;
-                    state.hand_to(MAIN);
-                    if let Some(went_on) = self.rest(me, state) {
-                        return went_on;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Waits for the baton; `None` if it came for making steps only.
-    fn rest<'a>(&'a self, me: usize, mut state: MutexGuard<'a, State>) -> Option<bool> {
-        if me == MAIN {
-            if !self.await_main(&mut state) {
-                return Some(false);
-            }
-        } else {
-            drop(state);
-            self.await_baton(me);
-            state = self.state.lock();
-        }
-        if state.resumed == Some(me) {
-            let ending = state.ending;
-            drop(state);
-            self.begin(me);
-            return Some(!ending);
-        }
-        (me == MAIN && std::mem::take(&mut state.stalled)).then_some(false)
-    }
-
-    fn await_baton(&self, me: usize) {
-        let mut state = self.state.lock();
-        let awake = Arc::clone(&state.hosts[me].awake);
-        // The thread that has the baton is bounded by its own steps; should host 0 give up, the baton comes too.
-        while state.holder != me {
-            awake.wait(&mut state);
-        }
-    }
-
-    /// False if the baton did not come back in time.
-    fn await_main(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        let mut progress = (state.steps, state.holder);
-        // What is longer than clocks count is for ever.
-        let limit = || Instant::now().checked_add(self.patience);
-        let mut until = limit();
-        let awake = Arc::clone(&state.hosts[MAIN].awake);
-        while state.holder != MAIN {
-            let timed_out = match until {
-                Some(until) => awake.wait_until(state, until).timed_out(),
-                None => {
-                    awake.wait(state);
-                    false
-                }
-            };
-            if timed_out {
-                if progress == (state.steps, state.holder) {
-                    state.give_up();
-                    return false;
-                }
-                progress = (state.steps, state.holder);
-                until = limit();
-            }
-        }
-        true
-    }
-
-    /// The program of host `me` goes on.
-    fn begin(&self, me: usize) {
-        let mut state = self.state.lock();
-        state.resumed = None;
-        state.hosts[me].ran = state.steps;
-        state.current = TaskId::host(me as u64);
-        state.holder = me;
-    }
-
-    fn end_host(&self, me: usize, panic: Option<String>) {
-        let mut state = self.state.lock();
-        state.hosts[me].done = true;
-        if let Some(message) = panic {
-            let text = format!("{} panicked: {message}", state.hosts[me].name);
-            state.panics.push(text);
-        }
-        state.hand_to(MAIN);
     }
 
     /// Takes one step, or finds the host whose turn it is.
@@ -598,52 +353,6 @@ impl Engine {
             Ready::Script(number) => self.poll(state, number),
         }
         Turn::Ran
-    }
-
-    fn poll(&self, mut state: MutexGuard<'_, State>, number: usize) {
-        let steps = state.steps;
-        let script = &mut state.scripts[number];
-        script.ready = false;
-        script.woken = false;
-        script.ran = steps;
-        let (program, waker) = (script.program.take(), script.waker.clone());
-        let Some(mut program) = program else { return };
-        state.in_step = true;
-        drop(state);
-        let run = || program.as_mut().poll(&mut Context::from_waker(&waker));
-        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-        let panic = match polled {
-            Ok(Poll::Pending) => {
-                let mut state = self.state.lock();
-                state.in_step = false;
-                state.scripts[number].program = Some(program);
-                if state.scripts[number].woken {
-                    state.wake_script(number);
-                }
-                return;
-            }
-            Ok(Poll::Ready(())) => None,
-            Err(payload) => Some(text_of(&*payload)),
-        };
-        let mut state = self.state.lock();
-        state.scripts[number].done = true;
-        if let Some(message) = panic {
-            let text = format!("{} panicked: {message}", state.scripts[number].name);
-            state.panics.push(text);
-        }
-        drop(state);
-        self.drop_program(number, Some(program));
-        self.state.lock().in_step = false;
-    }
-
-    /// Drops a script's program; what it holds may panic.
-    fn drop_program(&self, number: usize, program: Option<Program>) {
-        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(program)));
-        if let Err(payload) = dropped {
-            let mut state = self.state.lock();
-            let text = format!("{} panicked: {}", state.scripts[number].name, text_of(&*payload));
-            state.panics.push(text);
-        }
     }
 
     /// Moves time to `at` and rings every timer whose time has come.
@@ -780,6 +489,11 @@ impl State {
         self.ending = true;
     }
 
+    fn panicked(&mut self, program: TaskId, message: &str) {
+        let name = self.name_of(program).cloned().unwrap_or_default();
+        self.panics.push(format!("{name} panicked: {message}"));
+    }
+
     fn name_of(&self, id: TaskId) -> Option<&String> {
         let hosts = self.hosts.iter().zip(0..).map(|(host, number)| (TaskId::host(number), &host.name));
         let scripts =
@@ -801,22 +515,5 @@ fn nanos(at: Time) -> u64 {
 impl Host {
     fn new(name: String) -> Self {
         Self { name, awake: Arc::new(Condvar::new()), done: false, ready: false, ran: 0 }
-    }
-}
-
-struct ScriptWaker {
-    engine: Weak<Engine>,
-    number: usize,
-}
-
-impl Wake for ScriptWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(engine) = self.engine.upgrade() {
-            engine.state.lock().wake_script(self.number);
-        }
     }
 }

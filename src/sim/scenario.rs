@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::random::mix;
-use super::world::{Device, Shape, World, give_way};
+use super::world::{Device, Shape, World};
 use crate::comm::Communicator;
 use crate::devr::dev_comm::DevCommRequirements;
 use crate::devr::flush::message::WindowFlags;
@@ -93,7 +93,7 @@ impl Program {
                 if usable[index] {
                     requested.push(self.request(index, &comms[index], number)?);
                     self.place(&[number.into(), 1, index as u64], &usable);
-                    give_way().await;
+                    World::give_way().await;
                 }
             }
             kept.clear();

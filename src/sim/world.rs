@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -253,6 +254,19 @@ impl World {
         comm.finalize_undrained().await
     }
 
+    /// Lets the other tasks go first: a script's own point between two requests.
+    pub async fn give_way() {
+        let mut told = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut told, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Keeps communicators until the world ends, which then says no goodbyes: in a world of thousands of ranks these
     /// would be most of the steps. What is left at the end is not looked at.
     pub fn keep(&self, comms: Vec<Communicator>) {
@@ -455,17 +469,4 @@ impl fmt::Debug for World {
             .field("engine", &self.engine)
             .finish_non_exhaustive()
     }
-}
-
-/// Lets the other tasks go first: a script's own point between two requests.
-pub(super) async fn give_way() {
-    let mut told = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut told, true) {
-            return std::task::Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        std::task::Poll::Pending
-    })
-    .await;
 }

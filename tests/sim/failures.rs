@@ -7,7 +7,6 @@ use symwin::error::{Error, FailureCause};
 use symwin::sim::{Device, Failure, Policy, Sim, World};
 use symwin::{Communicator, Group, Result, WindowFlags};
 
-use crate::search::yield_now;
 use crate::threads;
 
 fn null() -> Sim {
@@ -132,7 +131,7 @@ fn what_has_no_end_is_ended() {
     let script = |world: &Arc<World>| {
         world.script("restless", async {
             loop {
-                yield_now().await;
+                World::give_way().await;
             }
             #[allow(unreachable_code, reason = "it names the type")]
             Ok::<(), Error>(())

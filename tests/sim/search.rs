@@ -62,31 +62,19 @@ fn depth_first_tells_runs_apart_by_the_faults_that_are_to_come() {
 fn depth_first_sees_what_a_program_does_with_each_number_that_it_drew() {
     let build = |world: &Arc<World>| {
         world.script("other", async {
-            yield_now().await;
+            World::give_way().await;
             Ok::<(), Error>(())
         });
         let there = Arc::clone(world);
         world.script("gambler", async move {
             let drawn = there.draw(4);
-            yield_now().await;
+            World::give_way().await;
             if drawn == 3 { Err("drew a three") } else { Ok(()) }
         });
         Ok(())
     };
     let failure = null().explore(&Policy::depth_first().runs(1_000), build).unwrap_err();
     assert_eq!(failure.broken, ["gambler failed: drew a three"], "{failure}");
-}
-
-pub(crate) async fn yield_now() {
-    let mut told = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut told, true) {
-            return std::task::Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        std::task::Poll::Pending
-    })
-    .await;
 }
 
 /// Two threads of a rank share a communicator, and nothing orders them.
@@ -161,7 +149,7 @@ fn programs_that_depend_on_something_else_are_caught() {
             let steps = outside.get() % 2;
             world.script(&comm.rank().to_string(), async move {
                 for _ in 0..steps {
-                    yield_now().await;
+                    World::give_way().await;
                 }
                 World::finalize(comm).await
             });

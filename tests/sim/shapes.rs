@@ -106,7 +106,7 @@ fn duplicates_take_what_came_early() {
             world.script(&format!("duplicates on {}", comm.rank()), async move {
                 let steps = there.draw(40);
                 for _ in 0..steps {
-                    crate::search::yield_now().await;
+                    World::give_way().await;
                 }
                 let one = comm.duplicate("one")?;
                 let same = comm.duplicate("one")?;
