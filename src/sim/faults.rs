@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::engine::Engine;
 use super::policy::Chooser;
 use super::random::{mix, mix_bytes};
+use super::world::PROCESSES_MAX;
 use crate::comm::Shared;
 use crate::driver::Call;
 use crate::error::{Error, Misuse, Result};
@@ -140,7 +141,7 @@ impl Plan {
     ) -> Self {
         let mut plan = Self::default();
         let mut at = Vec::new();
-        let processes = processes.max(1) as u64;
+        let processes = (processes as u64).clamp(1, PROCESSES_MAX.into());
         for (name, fault) in NAMES {
             // A run has some of them: a run with all would always die early.
             if !faults.contains(fault) || chooser.draw(4) != 0 {

@@ -67,7 +67,8 @@ impl Policy {
         Ok(Self::of(schedule.parse()?))
     }
 
-    pub(super) const fn of(schedule: Schedule) -> Self {
+    /// The same, of a schedule that was read.
+    pub const fn of(schedule: Schedule) -> Self {
         Self { kind: Kind::Replay(schedule), runs: 1 }
     }
 

@@ -55,9 +55,11 @@ impl Shape {
         self.hosts.saturating_mul(self.processes).saturating_mul(self.ranks)
     }
 
+    /// Whether there can be such a world.
+    ///
     /// # Errors
-    /// `BadSetting` for a world of no ranks, or of more than a simulation has room for.
-    pub(super) fn check(self) -> Result<()> {
+    /// [`Misuse::BadSetting`] for a world of no ranks, or of more than a simulation has room for.
+    pub fn check(self) -> Result<()> {
         let processes = self.hosts.saturating_mul(self.processes);
         if (1..=PROCESSES_MAX).contains(&processes) && (1..=RANKS_MAX).contains(&self.world_size()) {
             return Ok(());
@@ -448,7 +450,7 @@ impl World {
 const PID_FIRST: u32 = 100_000;
 
 /// As many processes as a communicator has at most.
-const PROCESSES_MAX: u32 = 4096;
+pub(super) const PROCESSES_MAX: u32 = 4096;
 /// Room for the ranks of a world: each has an actor for every communicator.
 const RANKS_MAX: u32 = 1 << 16;
 

@@ -5,11 +5,14 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
+use clap::error::ErrorKind;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
-use symwin::sim::{Device, Failure, Faults, Policy, Report, Scenario, Shape, Sim};
+use symwin::sim::{Device, Failure, Faults, Policy, Report, Scenario, Schedule, Shape, Sim};
+
+use crate::cli::refuse;
 
 #[derive(Args, Debug)]
 pub(crate) struct SimArgs {
@@ -60,7 +63,7 @@ pub(crate) struct SimArgs {
 
     /// Make one run again, from the line that a failed one printed; the other flags must be the same
     #[arg(long, value_name = "SCHEDULE", conflicts_with_all = ["policy", "seed", "runs"])]
-    replay: Option<String>,
+    replay: Option<Schedule>,
 
     /// What is behind the windows: nothing, or memory whose pointers are checked
     #[arg(long, value_name = "DEVICE", default_value = "null")]
@@ -109,23 +112,30 @@ Examples:
 Exit status: 0 if every run held, 1 if one failed: its story and the line that replays it are printed.";
 
 impl SimArgs {
-    fn scenario(&self) -> anyhow::Result<Scenario> {
+    /// The world; ends the program if there is no such one.
+    fn scenario(&self) -> Scenario {
         let Self { ranks, hosts, ranks_per_process: each, .. } = *self;
-        ensure!(ranks.is_multiple_of(hosts), "--hosts {hosts} does not divide --ranks {ranks}");
+        let refused = |what: &str| refuse(ErrorKind::ValueValidation, what);
+        if !ranks.is_multiple_of(hosts) {
+            refused(&format!("--hosts {hosts} does not divide --ranks {ranks}"));
+        }
         let host = ranks / hosts;
-        ensure!(
-            host.is_multiple_of(each),
-            "--ranks-per-process {each} does not divide the {host} ranks of a host"
-        );
-        Ok(Scenario {
-            shape: Shape { hosts, processes: host / each, ranks: each },
+        if !host.is_multiple_of(each) {
+            refused(&format!("--ranks-per-process {each} does not divide the {host} ranks of a host"));
+        }
+        let shape = Shape { hosts, processes: host / each, ranks: each };
+        if let Err(error) = shape.check() {
+            refused(&error.to_string());
+        }
+        Scenario {
+            shape,
             comms: self.comms,
             windows: self.windows,
             groups: self.groups,
             threads: self.host_threads,
             device: self.device(),
             finalize: !self.no_finalize,
-        })
+        }
     }
 
     const fn device(&self) -> Device {
@@ -135,9 +145,9 @@ impl SimArgs {
         }
     }
 
-    fn policy(&self) -> anyhow::Result<Policy> {
+    fn policy(&self) -> Policy {
         if let Some(schedule) = &self.replay {
-            return Ok(Policy::replay(schedule)?);
+            return Policy::of(schedule.clone());
         }
         let policy = match self.policy {
             PolicyName::Random => Policy::random(self.seed).runs(1_000),
@@ -145,10 +155,10 @@ impl SimArgs {
             PolicyName::Dfs => Policy::depth_first(),
             PolicyName::Rr => Policy::round_robin(),
         };
-        Ok(match self.runs {
+        match self.runs {
             Some(runs) => policy.runs(runs),
             None => policy,
-        })
+        }
     }
 
     /// The command that makes a run again.
@@ -184,8 +194,8 @@ impl SimArgs {
 
 /// Explores; exit status 1 if a run failed.
 pub(crate) fn run(args: &SimArgs) -> anyhow::Result<ExitCode> {
-    let scenario = args.scenario()?;
-    let policy = args.policy()?;
+    let scenario = args.scenario();
+    let policy = args.policy();
     let (processes, ranks) = (scenario.shape.hosts * scenario.shape.processes, args.ranks);
     let sim = Sim::new().device(args.device()).faults(args.faults, processes as usize, ranks as usize);
     let bar = bar(&policy, args.json);
