@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use symwin::driver::buffers::BufferAllocator;
 use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
-use symwin::driver::{Call, DeviceError, DeviceProblem, Driver};
+use symwin::driver::{Call, DeviceError, DeviceProblem, Driver, HandleKind};
 
 const PAGE: usize = 4096;
 const LIMIT: u64 = 64;
@@ -30,7 +30,7 @@ fn running_out_of_descriptors_is_an_error_that_names_the_limit() {
     assert!(!handles.is_empty() && handles.len() < 64);
     assert_eq!(driver.counts().bytes, (handles.len() * PAGE) as u64, "what failed does not count");
     // Exporting shares the descriptor, so it works even now.
-    driver.export(handles[0]).unwrap();
+    driver.export(handles[0], HandleKind::Descriptor).unwrap();
 
     for handle in handles.drain(..) {
         driver.release(handle).unwrap();

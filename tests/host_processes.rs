@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use symwin::driver::host::{HostDriver, HostOptions};
-use symwin::driver::{Driver, Exported, Handle};
+use symwin::driver::{Driver, Exported, Handle, HandleKind};
 
 const PAGE: usize = 4096;
 const NAME: &str = "memory_is_shared_between_processes";
@@ -25,7 +25,9 @@ fn memory_is_shared_between_processes() {
     let handle = driver.create(2 * PAGE).unwrap();
     let base = place(&*driver, handle);
     write(&*driver, base, b"question");
-    let Exported::Descriptor(fd) = driver.export(handle).unwrap() else { panic!("a descriptor") };
+    let Exported::Descriptor(fd) = driver.export(handle, HandleKind::Descriptor).unwrap() else {
+        panic!("a descriptor")
+    };
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
         .env(CHILD, "1")
@@ -62,7 +64,7 @@ fn place(driver: &dyn Driver, handle: Handle) -> usize {
     let base = driver.reserve(2 * PAGE, PAGE).unwrap();
     // SAFETY: the range is the vacant reservation made above.
     unsafe { driver.map(base, 2 * PAGE, 0, handle) }.unwrap();
-    driver.set_access(base, 2 * PAGE).unwrap();
+    driver.set_access(base, 2 * PAGE, &[0]).unwrap();
     base
 }
 

@@ -107,7 +107,7 @@ fn p6_the_exporters_handle_lives_until_all_have_imported() {
     let base = exporter.reserve(size, size).unwrap();
     // SAFETY: the range is the vacant reservation made above.
     unsafe { exporter.map(base, size, 0, memory) }.unwrap();
-    exporter.set_access(base, size).unwrap();
+    exporter.set_access(base, size, &[0]).unwrap();
 
     let given_back = Arc::new(std::sync::Once::new());
     let once = Arc::clone(&given_back);

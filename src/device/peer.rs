@@ -1,7 +1,7 @@
-//! Access to peers' memory from host code that is no kernel: by copy.
+//! Access to peers' memory from host code that is no kernel: by the device's copies.
 #![allow(unsafe_code, reason = "memory of peers is known by its address only")]
 
-use crate::device::shared::Shared;
+use crate::driver::Driver;
 use crate::driver::range::Reservation;
 use crate::error::Result;
 
@@ -26,23 +26,26 @@ impl View {
     }
 
     /// Copies from an address of an open window.
-    pub(crate) fn read(&self, address: usize, to: &mut [u8]) -> Result<()> {
-        self.bytes(address, to.len())?.read_into(0, to)
+    pub(crate) fn read(&self, driver: &dyn Driver, address: usize, to: &mut [u8]) -> Result<()> {
+        self.check(address, to.len())?;
+        // SAFETY: inside a reserved range, at an open window's part, which stays mapped until the window is closed;
+        // closing waits for copies. Others touch it by atomics, raw pointers or from elsewhere.
+        Ok(unsafe { driver.load(address, to) }?)
     }
 
     /// Copies to an address of an open window.
-    pub(crate) fn write(&self, address: usize, from: &[u8]) -> Result<()> {
-        self.bytes(address, from.len())?.write_from(0, from)
+    pub(crate) fn write(&self, driver: &dyn Driver, address: usize, from: &[u8]) -> Result<()> {
+        self.check(address, from.len())?;
+        // SAFETY: as for `read`.
+        Ok(unsafe { driver.store(address, from) }?)
     }
 
-    fn bytes(&self, address: usize, len: usize) -> Result<Shared<'_, u8>> {
+    fn check(&self, address: usize, len: usize) -> Result<()> {
         let end = address.checked_add(len);
-        if address < self.base || end.is_none_or(|end| end > self.base + self.size) {
-            let what = format!("{len} bytes at {address:#x} are not in the flat range");
-            return Err(crate::error::Misuse::Other { what }.into());
+        if address >= self.base && end.is_some_and(|end| end <= self.base + self.size) {
+            return Ok(());
         }
-        // SAFETY: inside a reserved range, at an open window's part, which stays mapped until the window is closed;
-        // closing waits for copies. Others touch it by atomics, raw pointers or from elsewhere.
-        unsafe { Shared::new(address, len) }
+        let what = format!("{len} bytes at {address:#x} are not in the flat range");
+        Err(crate::error::Misuse::Other { what }.into())
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::team::Team;
 use super::zoo::{Bug, Bugs};
-use crate::driver::DeviceInfo;
+use crate::driver::{DeviceInfo, HandleKind};
 use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
@@ -58,6 +58,10 @@ pub(crate) struct Agreed {
     pub(crate) granularity: u64,
     /// Whether every device has multicast.
     pub(crate) multicast: bool,
+    /// How handles cross processes.
+    pub(crate) handle_kind: HandleKind,
+    /// The number that each rank's device has in its process, by rank.
+    ordinals: Arc<[i32]>,
     /// What a simulation has planted: nothing in normal builds.
     pub(crate) bugs: Bugs,
 }
@@ -73,7 +77,6 @@ impl Agreed {
         })?;
         same("the host", introductions, |i| i.boot_id.clone())?;
         same("the device's backend", introductions, |i| backends(&i.devices))?;
-        same("the handle kind", introductions, |i| handle_kinds(&i.devices))?;
 
         let world: Arc<[Peer]> = peers(introductions).into();
         let devices = || introductions.iter().flat_map(|i| &i.devices);
@@ -98,6 +101,12 @@ impl Agreed {
             stride,
             granularity: devices().map(|d| d.granularity).max().unwrap_or(4096),
             multicast: devices().all(|d| d.multicast),
+            handle_kind: if devices().all(|d| d.handle_kind == HandleKind::Fabric) {
+                HandleKind::Fabric
+            } else {
+                HandleKind::Descriptor
+            },
+            ordinals: devices().map(|d| d.ordinal).collect(),
             bugs: Bugs::default(),
         })
     }
@@ -202,6 +211,15 @@ impl Agreed {
         self.lsa_ranks().into_iter().filter(|&r| self.process(r) == here).collect()
     }
 
+    /// The devices of these ranks, each once.
+    pub(crate) fn ordinals_here(&self) -> Vec<i32> {
+        let mut ordinals: Vec<i32> =
+            self.team_here().iter().map(|rank| self.ordinals[rank.index()]).collect();
+        ordinals.sort_unstable();
+        ordinals.dedup();
+        ordinals
+    }
+
     /// Whether this rank imports for its process: it is the lowest of the team there.
     pub(crate) fn imports(&self) -> bool {
         self.team_here().first() == Some(&self.rank)
@@ -221,12 +239,6 @@ fn peers(introductions: &[Introduction]) -> Vec<Peer> {
 
 fn backends(devices: &[DeviceInfo]) -> String {
     let mut names: Vec<&str> = devices.iter().map(|d| d.backend.as_str()).collect();
-    names.dedup();
-    names.join(", ")
-}
-
-fn handle_kinds(devices: &[DeviceInfo]) -> String {
-    let mut names: Vec<String> = devices.iter().map(|d| format!("{:?}", d.handle_kind)).collect();
     names.dedup();
     names.join(", ")
 }

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use super::space::Space;
 use crate::driver::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Handle, Stream,
+    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Handle, HandleKind,
+    Stream,
 };
 
 pub(crate) const GRANULARITY: usize = 4096;
@@ -147,7 +148,7 @@ unsafe impl Driver for TestDriver {
         unreachable!("not used by what is tested here")
     }
 
-    fn export(&self, _: Handle) -> Result<Exported, DeviceError> {
+    fn export(&self, _: Handle, _: HandleKind) -> Result<Exported, DeviceError> {
         unreachable!("not used by what is tested here")
     }
 
@@ -189,7 +190,7 @@ unsafe impl Driver for TestDriver {
         Ok(())
     }
 
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError> {
+    fn set_access(&self, address: usize, size: usize, _: &[i32]) -> Result<(), DeviceError> {
         let mut state = self.enter(Call::SetAccess)?;
         assert_eq!(state.mappings.insert(address, (size, true)), Some((size, false)));
         Ok(())
@@ -229,6 +230,10 @@ unsafe impl Driver for TestDriver {
     }
 
     fn done(&self, _: Event) -> Result<bool, DeviceError> {
+        unreachable!("not used by what is tested here")
+    }
+
+    fn event_destroy(&self, _: Event) -> Result<(), DeviceError> {
         unreachable!("not used by what is tested here")
     }
 }

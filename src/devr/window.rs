@@ -245,12 +245,15 @@ impl Window {
     pub fn read(&self, rank: Rank, offset: usize, to: &mut [u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
         self.check_range(lsa, offset, to.len())?;
-        self.0.core.host_access()?;
         for (index, part) in to.chunks_mut(COPY_BYTES_MAX).enumerate() {
             // Whoever unmaps waits for this: see `Core::copies`.
             let _copying = self.0.core.copies.read();
             self.check_open()?;
-            self.0.place.view.read(self.lsa_address(lsa, offset + index * COPY_BYTES_MAX), part)?;
+            self.0.place.view.read(
+                &*self.0.core.driver,
+                self.lsa_address(lsa, offset + index * COPY_BYTES_MAX),
+                part,
+            )?;
         }
         self.check_open()
     }
@@ -262,12 +265,15 @@ impl Window {
     pub fn write(&self, rank: Rank, offset: usize, from: &[u8]) -> Result<()> {
         let lsa = self.lsa(rank)?;
         self.check_range(lsa, offset, from.len())?;
-        self.0.core.host_access()?;
         for (index, part) in from.chunks(COPY_BYTES_MAX).enumerate() {
             // Whoever unmaps waits for this: see `Core::copies`.
             let _copying = self.0.core.copies.read();
             self.check_open()?;
-            self.0.place.view.write(self.lsa_address(lsa, offset + index * COPY_BYTES_MAX), part)?;
+            self.0.place.view.write(
+                &*self.0.core.driver,
+                self.lsa_address(lsa, offset + index * COPY_BYTES_MAX),
+                part,
+            )?;
         }
         self.check_open()
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Handle, Stream,
+    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
+    HandleKind, Stream,
 };
 
 /// What is told of every call before it is made: its kind, and which of its kind it is, from 1.
@@ -212,8 +213,8 @@ unsafe impl Driver for Faulty {
         self.pass(Call::AddressRange, |inner| inner.address_range(address))
     }
 
-    fn export(&self, handle: Handle) -> Result<Exported, DeviceError> {
-        self.pass(Call::Export, |inner| inner.export(handle))
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
+        self.pass(Call::Export, |inner| inner.export(handle, kind))
     }
 
     fn import(&self, exported: &Exported, size: usize) -> Result<Handle, DeviceError> {
@@ -240,8 +241,8 @@ unsafe impl Driver for Faulty {
         self.pass(Call::Map, |inner| unsafe { inner.map(address, size, offset, handle) })
     }
 
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError> {
-        self.pass(Call::SetAccess, |inner| inner.set_access(address, size))
+    fn set_access(&self, address: usize, size: usize, ordinals: &[i32]) -> Result<(), DeviceError> {
+        self.pass(Call::SetAccess, |inner| inner.set_access(address, size, ordinals))
     }
 
     unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError> {
@@ -278,6 +279,24 @@ unsafe impl Driver for Faulty {
             Call::Done,
             |inner| if self.plan.lock().holds(event) { Ok(false) } else { inner.done(event) },
         )
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
+        self.pass(Call::EventDestroy, |inner| inner.event_destroy(event))
+    }
+
+    unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise is the one that the inner driver asks for.
+        self.pass(Call::Load, |inner| unsafe { inner.load(from, bytes) })
+    }
+
+    unsafe fn store(&self, to: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise is the one that the inner driver asks for.
+        self.pass(Call::Store, |inner| unsafe { inner.store(to, bytes) })
+    }
+
+    fn flag(&self) -> Result<Option<Arc<dyn Flag>>, DeviceError> {
+        self.pass(Call::Flag, |inner| inner.flag())
     }
 
     fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
@@ -426,15 +445,22 @@ mod tests {
         let copy = unsafe { faulty.copy(stream, 0, &[]) };
         // SAFETY: as above.
         let fill = unsafe { faulty.fill(stream, 0, 0, 0) };
+        // SAFETY: as above.
+        let load = unsafe { faulty.load(0, &mut []) };
+        // SAFETY: as above.
+        let store = unsafe { faulty.store(0, &[]) };
         let failed = [
             faulty.address_range(0).map(drop),
             copy,
             faulty.create(PAGE).map(drop),
             faulty.done(Event(1)).map(drop),
-            faulty.export(handle).map(drop),
+            faulty.event_destroy(Event(1)),
+            faulty.export(handle, HandleKind::Descriptor).map(drop),
             fill,
+            faulty.flag().map(drop),
             free,
             faulty.import(&Exported::Fabric([0; 64]), 0).map(drop),
+            load,
             map,
             faulty.multicast_add_device(handle),
             faulty.multicast_bind(handle, 0, handle, 0),
@@ -444,7 +470,8 @@ mod tests {
             faulty.release(handle),
             faulty.reserve(PAGE, PAGE).map(drop),
             faulty.retain(0).map(drop),
-            faulty.set_access(0, 0),
+            faulty.set_access(0, 0, &[]),
+            store,
             faulty.stream_create().map(drop),
             faulty.stream_destroy(stream),
             unmap,

@@ -61,7 +61,8 @@ pub enum Exported {
     Fabric([u8; 64]),
 }
 
-/// How handles cross processes. Agreed when the communicator is made (A-11).
+/// How handles cross processes. Agreed when the communicator is made (A-11): fabric handles if every rank's device
+/// has them and they were seen to cross, else descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum HandleKind {
@@ -83,8 +84,11 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Mappings start and end at multiples of this many bytes. A power of two, at least 4,096.
     pub granularity: u64,
-    /// How its handles cross processes.
+    /// The best way in which its handles cross processes. One that says `Fabric` exports descriptors too, unless it has
+    /// nothing else.
     pub handle_kind: HandleKind,
+    /// Its number in its process, for [`Driver::set_access`].
+    pub ordinal: i32,
     /// Whether multicast objects can be made.
     pub multicast: bool,
     /// Whether threads of the host load and store its memory at the device's own addresses.
@@ -101,6 +105,7 @@ impl DeviceInfo {
             memory_bytes,
             granularity,
             handle_kind: HandleKind::Descriptor,
+            ordinal: 0,
             multicast: false,
             host_access: false,
         }
@@ -126,10 +131,13 @@ pub enum Call {
     Copy,
     Create,
     Done,
+    EventDestroy,
     Export,
     Fill,
+    Flag,
     Free,
     Import,
+    Load,
     Map,
     MulticastAddDevice,
     MulticastBind,
@@ -140,6 +148,7 @@ pub enum Call {
     Reserve,
     Retain,
     SetAccess,
+    Store,
     StreamCreate,
     StreamDestroy,
     Unmap,
@@ -147,15 +156,18 @@ pub enum Call {
 
 impl Call {
     /// Every kind, for sweeps.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::AddressRange,
         Self::Copy,
         Self::Create,
         Self::Done,
+        Self::EventDestroy,
         Self::Export,
         Self::Fill,
+        Self::Flag,
         Self::Free,
         Self::Import,
+        Self::Load,
         Self::Map,
         Self::MulticastAddDevice,
         Self::MulticastBind,
@@ -166,6 +178,7 @@ impl Call {
         Self::Reserve,
         Self::Retain,
         Self::SetAccess,
+        Self::Store,
         Self::StreamCreate,
         Self::StreamDestroy,
         Self::Unmap,
@@ -213,6 +226,14 @@ pub enum DeviceProblem {
         /// Which argument, and how.
         what: String,
     },
+    /// The CUDA driver refused.
+    #[error("{name} (CUDA error {code})")]
+    Cuda {
+        /// The driver's error code.
+        code: u32,
+        /// Its name, such as `CUDA_ERROR_INVALID_VALUE`.
+        name: String,
+    },
     /// The address is in no allocation of this device.
     #[error("address {address:#x} is in no allocation of this device; allocate with `Communicator::alloc`")]
     ForeignAddress {
@@ -230,6 +251,21 @@ pub enum DeviceProblem {
     InvalidHandle {
         /// The handle's number.
         handle: u64,
+    },
+    /// The memory was not made for sharing.
+    #[error(
+        "address {address:#x} lies in an allocation of {size} bytes at {base:#x} that cannot be shared: {why}; allocate \
+         with `Communicator::alloc`, or by cuMemCreate with POSIX descriptors as handle type"
+    )]
+    NotShareable {
+        /// The address that was asked about.
+        address: u64,
+        /// Where its allocation starts.
+        base: u64,
+        /// The allocation's size in bytes.
+        size: u64,
+        /// What it lacks.
+        why: String,
     },
     /// The operating system refused.
     #[error("{}", rustix::io::Errno::from_raw_os_error(*errno))]
@@ -262,6 +298,15 @@ pub enum DeviceProblem {
         /// What is missing.
         why: String,
     },
+}
+
+/// A 32-bit word that is zero until it is raised. Kernels read it; it can be raised while they fill the device.
+pub trait Flag: fmt::Debug + Send + Sync {
+    /// Where kernels read it.
+    fn address(&self) -> u64;
+
+    /// Makes it 1, for good.
+    fn raise(&self);
 }
 
 /// One rank's view of one device. See the module's contract.
@@ -303,8 +348,9 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// Makes something that another process can import. The handle must live until all have imported (P-6).
     ///
     /// # Errors
-    /// `InvalidHandle`, `TooManyDescriptors`, or what the system says.
-    fn export(&self, handle: Handle) -> Result<Exported, DeviceError>;
+    /// `InvalidHandle`, `TooManyDescriptors`, `Argument` if the device has no handles of this kind, or what the system
+    /// says.
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError>;
 
     /// Takes in what another process exported; it must hold at least `size` bytes, which is checked.
     ///
@@ -342,12 +388,12 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
         handle: Handle,
     ) -> Result<(), DeviceError>;
 
-    /// Gives this device read and write access to all mappings in the range, which has no holes and splits no
-    /// mapping.
+    /// Gives devices of this process, by their [`DeviceInfo::ordinal`], read and write access to all mappings in the
+    /// range, which has no holes and splits no mapping.
     ///
     /// # Errors
     /// `Argument` if something in the range is not mapped or a mapping is split, or what the system says.
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError>;
+    fn set_access(&self, address: usize, size: usize, ordinals: &[i32]) -> Result<(), DeviceError>;
 
     /// Unmaps all mappings in the range, at least one; it splits none. The addresses stay reserved.
     ///
@@ -401,6 +447,54 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the device says, errors of the stream's earlier work included.
     fn done(&self, event: Event) -> Result<bool, DeviceError>;
 
+    /// Forgets an event that nobody will ask for.
+    ///
+    /// # Errors
+    /// `InvalidHandle`, or what the device says.
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError>;
+
+    /// Copies from the device's memory, for callers' threads: it returns when that is done. It waits for the device's
+    /// copies and for no kernel.
+    ///
+    /// # Safety
+    /// `from..from + bytes.len()` is mapped with access until this returns.
+    ///
+    /// # Errors
+    /// `Unsupported` where there is no memory to copy from, or what the device says.
+    unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        if !self.info().host_access {
+            return Err(no_copies(self.info(), Call::Load));
+        }
+        // SAFETY: the caller says that the range is mapped, and host code has access to it.
+        unsafe { words::load(from, bytes) };
+        Ok(())
+    }
+
+    /// Copies to the device's memory, for callers' threads: as [`Driver::load`].
+    ///
+    /// # Safety
+    /// `to..to + bytes.len()` is mapped with access until this returns.
+    ///
+    /// # Errors
+    /// As [`Driver::load`].
+    unsafe fn store(&self, to: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        if !self.info().host_access {
+            return Err(no_copies(self.info(), Call::Store));
+        }
+        // SAFETY: the caller says that the range is mapped, and host code has access to it.
+        unsafe { words::store(to, bytes) };
+        Ok(())
+    }
+
+    /// A word by which waits in kernels learn that their communicator has failed. `None` where kernels are host code,
+    /// which learns it otherwise.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn flag(&self) -> Result<Option<Arc<dyn Flag>>, DeviceError> {
+        Ok(None)
+    }
+
     /// Makes a multicast object over `devices` devices (one a rank) that spans `size` bytes.
     ///
     /// # Errors
@@ -443,6 +537,11 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
         let _ = (multicast, at, size);
         Err(no_multicast(Call::MulticastUnbind))
     }
+}
+
+fn no_copies(info: &DeviceInfo, call: Call) -> DeviceError {
+    let why = format!("memory of {} is bookkeeping only: nothing can be copied", info.name);
+    DeviceError::new(call, DeviceProblem::Unsupported { why })
 }
 
 fn no_multicast(call: Call) -> DeviceError {

@@ -93,7 +93,7 @@ impl Page {
         // SAFETY: the range is the whole of the reservation made above, in which nothing is mapped.
         unsafe { self.driver.map(base, self.size, 0, handle) }?;
         self.mapped = true;
-        self.driver.set_access(base, self.size)
+        self.driver.set_access(base, self.size, &[self.driver.info().ordinal])
     }
 }
 

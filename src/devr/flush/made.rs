@@ -90,7 +90,7 @@ impl MulticastRange {
         if let Some(range) = &self.range {
             self.mapped = Some(range.map(&*self.driver, range.base(), size, object)?);
         }
-        self.driver.set_access(self.base(), size)
+        self.driver.set_access(self.base(), size, &[self.driver.info().ordinal])
     }
 
     /// Its first address.

@@ -104,7 +104,7 @@ pub(crate) fn missing_handles(
             made.peek().held.contains_key(&handle),
             "P-6: an exporter's handle lives until all have imported"
         );
-        match core.driver.export(handle) {
+        match core.driver.export(handle, core.agreed.handle_kind) {
             Ok(exported) => exports.push(attachment(exported)),
             Err(error) => faults.push(Fault {
                 peer: core.agreed.me().clone(),
@@ -144,8 +144,9 @@ pub(crate) fn map(
     let range = core.flat.range(&core.driver).map_err(|e| all(e.into()))?;
     let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, spans: Vec::new() };
     mapper.memories().map_err(all)?;
+    let ordinals = core.agreed.ordinals_here();
     for (address, size) in runs(std::mem::take(&mut mapper.spans)) {
-        core.driver.set_access(address, size).map_err(|e| all(e.into()))?;
+        core.driver.set_access(address, size, &ordinals).map_err(|e| all(e.into()))?;
     }
     drop(mapper);
     objects(core, made, prepared, decision, &range)

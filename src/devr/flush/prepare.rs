@@ -324,7 +324,7 @@ impl<'a> Draft<'a> {
         }
         let mut allocation = AllocationOffer { token, size: size as u64, handle: false };
         if self.foreign && !self.state.replicated.knows(token) {
-            match self.driver().export(handle) {
+            match self.driver().export(handle, self.core.agreed.handle_kind) {
                 Ok(exported) => {
                     self.exports.push(attachment(exported));
                     allocation.handle = true;
@@ -367,7 +367,11 @@ impl<'a> Draft<'a> {
         let stride = self.core.agreed.stride_bytes();
         let driver = Arc::clone(self.driver());
         let object = Arc::new(Held::new(&driver, driver.multicast_create(stride, team.len())?));
-        let exported = if self.foreign { Some(attachment(driver.export(object.handle())?)) } else { None };
+        let exported = if self.foreign {
+            Some(attachment(driver.export(object.handle(), self.core.agreed.handle_kind)?))
+        } else {
+            None
+        };
         self.made.parts().objects.insert(team.to_vec(), Arc::clone(&object));
         self.multicast.push((team.to_vec(), object, exported));
         Ok(())

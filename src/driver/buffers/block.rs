@@ -70,7 +70,7 @@ impl Block {
             block.segments.push((AddressRange { base: at, size }, handle));
             at += size;
         }
-        driver.set_access(base, size)?;
+        driver.set_access(base, size, &[driver.info().ordinal])?;
         Ok(block)
     }
 

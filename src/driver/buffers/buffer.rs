@@ -9,13 +9,13 @@ use std::sync::Arc;
 use super::Shared;
 use super::block::Block;
 use super::slabs::Place;
-use crate::driver::{AddressRange, Driver, words};
+use crate::driver::{AddressRange, DeviceError, Driver};
 use crate::error::Misuse;
 
 /// Device memory. Clones are the same memory, which is given back when the last clone and slice are gone.
 ///
 /// [`write`](Self::write) and [`read`](Self::read) copy, and never give out a reference into the memory: peers,
-/// kernels and other processes may touch it at any time. All accesses are atomic, words of eight bytes where
+/// kernels and other processes may touch it at any time. On the host device all accesses are atomic, words of eight bytes where
 /// aligned and single bytes elsewhere, so that such a race gives old or new words, and is not undefined as far
 /// as Rust can say of memory which others share.
 #[derive(Clone)]
@@ -91,26 +91,21 @@ impl Buffer {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// `OutOfRange`, or `Other` where the host has no access to the device's memory.
+    /// `OutOfRange`, or `Other` where the device cannot copy.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Misuse> {
         self.check(offset, bytes.len())?;
-        self.check_host_access()?;
-        // SAFETY: the range is in the buffer, which is mapped with access as long as `self` lives, and which
-        // safe code accesses by atomics only.
-        unsafe { words::store(self.inner.address + offset, bytes) };
-        Ok(())
+        // SAFETY: the range is in the buffer, which is mapped with access as long as `self` lives.
+        unsafe { self.driver().store(self.inner.address + offset, bytes) }.map_err(failed)
     }
 
     /// Copies from `offset` to `bytes`.
     ///
     /// # Errors
-    /// `OutOfRange`, or `Other` where the host has no access to the device's memory.
+    /// `OutOfRange`, or `Other` where the device cannot copy.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Misuse> {
         self.check(offset, bytes.len())?;
-        self.check_host_access()?;
         // SAFETY: as for `write`.
-        unsafe { words::load(self.inner.address + offset, bytes) };
-        Ok(())
+        unsafe { self.driver().load(self.inner.address + offset, bytes) }.map_err(failed)
     }
 
     /// The part of the buffer at `range`, in bytes.
@@ -127,16 +122,6 @@ impl Buffer {
 
     fn check(&self, offset: usize, len: usize) -> Result<(), Misuse> {
         check("buffer", offset, len, self.inner.len)
-    }
-
-    fn check_host_access(&self) -> Result<(), Misuse> {
-        let info = self.driver().info();
-        if info.host_access {
-            return Ok(());
-        }
-        let what =
-            format!("the host has no access to memory of {}: copy by a stream of the device", info.name);
-        Err(Misuse::Other { what })
     }
 }
 
@@ -223,4 +208,8 @@ fn check(what: &str, offset: usize, len: usize, size: usize) -> Result<(), Misus
     }
     let (offset, len, size) = (offset as u64, len as u64, size as u64);
     Err(Misuse::OutOfRange { what: what.to_owned(), offset, len, size })
+}
+
+fn failed(error: DeviceError) -> Misuse {
+    Misuse::Other { what: error.to_string() }
 }

@@ -14,7 +14,8 @@ use self::limits::Limits;
 use self::memory::Memories;
 use self::stream::Streams;
 use crate::driver::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Handle, Stream,
+    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Handle, HandleKind,
+    Stream,
 };
 
 mod address_space;
@@ -214,7 +215,11 @@ unsafe impl Driver for HostDriver {
         found.map(|(range, _)| range).ok_or_else(|| foreign(Call::AddressRange, address))
     }
 
-    fn export(&self, handle: Handle) -> Result<Exported, DeviceError> {
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
+        if kind != HandleKind::Descriptor {
+            let what = format!("the host device exports descriptors, not {kind:?}");
+            return Err(DeviceError::new(Call::Export, DeviceProblem::Argument { what }));
+        }
         let fd = self.state.lock().memories.descriptor(handle);
         fd.map(Exported::Descriptor).map_err(of(Call::Export))
     }
@@ -264,7 +269,7 @@ unsafe impl Driver for HostDriver {
         Ok(())
     }
 
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError> {
+    fn set_access(&self, address: usize, size: usize, _: &[i32]) -> Result<(), DeviceError> {
         let checked = self.check_range(address, size);
         checked.and_then(|()| self.state.lock().space.set_access(address, size)).map_err(of(Call::SetAccess))
     }
@@ -308,6 +313,11 @@ unsafe impl Driver for HostDriver {
 
     fn done(&self, event: Event) -> Result<bool, DeviceError> {
         self.state.lock().streams.done(event).map_err(of(Call::Done))
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
+        // Every event has passed when it is recorded.
+        self.state.lock().streams.done(event).map(drop).map_err(of(Call::EventDestroy))
     }
 }
 

@@ -37,7 +37,7 @@ fn free(driver: &dyn Driver, base: usize, size: usize) -> Result<(), DeviceError
 fn place(driver: &dyn Driver, size: usize, handle: Handle) -> usize {
     let base = driver.reserve(size, PAGE).unwrap();
     map(driver, base, size, handle).unwrap();
-    driver.set_access(base, size).unwrap();
+    driver.set_access(base, size, &[0]).unwrap();
     base
 }
 
@@ -68,8 +68,8 @@ fn two_mappings_of_one_memory_see_each_others_writes() {
 fn an_exported_descriptor_reaches_the_same_memory_and_costs_nothing_twice() {
     let (mine, yours) = (driver(), driver());
     let handle = mine.create(PAGE).unwrap();
-    let exported = mine.export(handle).unwrap();
-    let again = mine.export(handle).unwrap();
+    let exported = mine.export(handle, HandleKind::Descriptor).unwrap();
+    let again = mine.export(handle, HandleKind::Descriptor).unwrap();
     assert_eq!(mine.counts().descriptors, 1);
     let (first, second) = (yours.import(&exported, PAGE).unwrap(), yours.import(&again, PAGE).unwrap());
     assert_ne!(first, second);
@@ -94,7 +94,7 @@ fn an_exported_descriptor_reaches_the_same_memory_and_costs_nothing_twice() {
 fn only_sealed_memory_of_the_announced_size_is_imported() {
     let driver = driver();
     let handle = driver.create(PAGE).unwrap();
-    let exported = driver.export(handle).unwrap();
+    let exported = driver.export(handle, HandleKind::Descriptor).unwrap();
     assert!(is_argument(driver.import(&exported, PAGE + 1), Call::Import));
     assert!(is_argument(driver.import(&Exported::Fabric([0; 64]), 0), Call::Import));
 
@@ -115,7 +115,9 @@ fn only_sealed_memory_of_the_announced_size_is_imported() {
 fn memory_that_may_only_be_read_is_not_mapped() {
     let driver = driver();
     let handle = driver.create(PAGE).unwrap();
-    let Exported::Descriptor(fd) = driver.export(handle).unwrap() else { panic!("no descriptor") };
+    let Exported::Descriptor(fd) = driver.export(handle, HandleKind::Descriptor).unwrap() else {
+        panic!("no descriptor")
+    };
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*fd));
     let reading = Exported::Descriptor(Arc::new(File::open(path).unwrap().into()));
     let imported = driver.import(&reading, PAGE).unwrap();
@@ -134,7 +136,9 @@ fn memory_that_may_only_be_read_is_not_mapped() {
 fn the_memory_cannot_shrink_under_a_mapping() {
     let driver = driver();
     let handle = driver.create(PAGE).unwrap();
-    let Exported::Descriptor(fd) = driver.export(handle).unwrap() else { panic!("no descriptor") };
+    let Exported::Descriptor(fd) = driver.export(handle, HandleKind::Descriptor).unwrap() else {
+        panic!("no descriptor")
+    };
     assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(rustix::io::Errno::PERM));
     assert_eq!(rustix::fs::ftruncate(&fd, 2 * PAGE as u64), Err(rustix::io::Errno::PERM));
     driver.release(handle).unwrap();
@@ -150,7 +154,7 @@ fn a_mapping_holds_the_memory_and_retain_brings_the_same_handle_back() {
     assert_eq!(driver.counts().descriptors, 1);
     assert_eq!(driver.retain(base + 17), Ok(handle));
     assert_eq!(driver.address_range(base + 17), Ok(AddressRange { base, size: PAGE }));
-    driver.export(handle).unwrap();
+    driver.export(handle, HandleKind::Descriptor).unwrap();
     driver.release(handle).unwrap();
 
     unmap(&*driver, base, PAGE).unwrap();
@@ -171,7 +175,7 @@ fn a_released_handle_is_never_anothers_memory() {
     assert_eq!(old.0 & 0xffff_ffff, new.0 & 0xffff_ffff, "the slot is used again");
     let base = driver.reserve(PAGE, PAGE).unwrap();
     assert_eq!(driver.release(old), Err(invalid(Call::Release, old)));
-    assert_eq!(driver.export(old).map(drop), Err(invalid(Call::Export, old)));
+    assert_eq!(driver.export(old, HandleKind::Descriptor).map(drop), Err(invalid(Call::Export, old)));
     assert_eq!(map(&*driver, base, PAGE, old), Err(invalid(Call::Map, old)));
     assert_eq!(map(&*driver, base, PAGE, Handle(u64::MAX)), Err(invalid(Call::Map, Handle(u64::MAX))));
     driver.release(new).unwrap();
@@ -186,12 +190,15 @@ fn access_spans_mappings_in_one_call_but_no_hole() {
     map(&*driver, base, PAGE, one).unwrap();
     map(&*driver, base + PAGE, 2 * PAGE, two).unwrap();
     map(&*driver, base + 4 * PAGE, PAGE, one).unwrap();
-    assert!(is_argument(driver.set_access(base, 5 * PAGE), Call::SetAccess), "a hole");
-    assert!(is_argument(driver.set_access(base, 2 * PAGE), Call::SetAccess), "a split at the end");
-    assert!(is_argument(driver.set_access(base + 2 * PAGE, PAGE), Call::SetAccess), "a split at the start");
-    assert!(is_argument(driver.set_access(base, PAGE / 2), Call::SetAccess), "no multiple");
-    driver.set_access(base, 3 * PAGE).unwrap();
-    driver.set_access(base + 4 * PAGE, PAGE).unwrap();
+    assert!(is_argument(driver.set_access(base, 5 * PAGE, &[0]), Call::SetAccess), "a hole");
+    assert!(is_argument(driver.set_access(base, 2 * PAGE, &[0]), Call::SetAccess), "a split at the end");
+    assert!(
+        is_argument(driver.set_access(base + 2 * PAGE, PAGE, &[0]), Call::SetAccess),
+        "a split at the start"
+    );
+    assert!(is_argument(driver.set_access(base, PAGE / 2, &[0]), Call::SetAccess), "no multiple");
+    driver.set_access(base, 3 * PAGE, &[0]).unwrap();
+    driver.set_access(base + 4 * PAGE, PAGE, &[0]).unwrap();
     word(base + 3 * PAGE - 8).store(5, Ordering::Relaxed);
     word(base).store(6, Ordering::Relaxed);
     assert_eq!(word(base + 4 * PAGE).load(Ordering::Relaxed), 6);
@@ -307,7 +314,7 @@ fn copies_and_fills_run_at_once_and_their_events_have_passed() {
     // SAFETY: no access is needed to be refused.
     let early = unsafe { driver.copy(stream, base, &[1; 16]) };
     assert!(is_argument(early, Call::Copy), "no access yet");
-    driver.set_access(base, PAGE).unwrap();
+    driver.set_access(base, PAGE, &[0]).unwrap();
     // SAFETY: the page is mapped with access.
     unsafe { driver.fill(stream, base, 0xff, 16) }.unwrap();
     // SAFETY: as above.

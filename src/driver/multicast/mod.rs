@@ -21,7 +21,8 @@ use std::sync::Arc;
 
 pub use self::board::{MulticastBoard, MulticastCounts, MulticastStep};
 use super::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Handle, Stream,
+    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
+    HandleKind, Stream,
 };
 
 mod board;
@@ -105,11 +106,11 @@ unsafe impl Driver for MulticastDriver {
         }
     }
 
-    fn export(&self, handle: Handle) -> Result<Exported, DeviceError> {
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
         if board::is_object(handle) {
             return self.board.export(self.device, handle);
         }
-        self.inner.export(handle)
+        self.inner.export(handle, kind)
     }
 
     fn import(&self, exported: &Exported, size: usize) -> Result<Handle, DeviceError> {
@@ -156,11 +157,11 @@ unsafe impl Driver for MulticastDriver {
         unsafe { self.inner.map(address, size, offset, handle) }
     }
 
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError> {
+    fn set_access(&self, address: usize, size: usize, ordinals: &[i32]) -> Result<(), DeviceError> {
         if self.board.touches(address, size) {
             return self.board.set_access(self.device, address, size);
         }
-        self.inner.set_access(address, size)
+        self.inner.set_access(address, size, ordinals)
     }
 
     unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError> {
@@ -199,6 +200,24 @@ unsafe impl Driver for MulticastDriver {
         self.inner.done(event)
     }
 
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
+        self.inner.event_destroy(event)
+    }
+
+    unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise is the one that the inner driver asks for.
+        unsafe { self.inner.load(from, bytes) }
+    }
+
+    unsafe fn store(&self, to: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise is the one that the inner driver asks for.
+        unsafe { self.inner.store(to, bytes) }
+    }
+
+    fn flag(&self) -> Result<Option<Arc<dyn Flag>>, DeviceError> {
+        self.inner.flag()
+    }
+
     fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
         self.check_multiples(Call::MulticastCreate, &[size])?;
         self.board.create(self.device, size, devices)
@@ -217,7 +236,9 @@ unsafe impl Driver for MulticastDriver {
         size: usize,
     ) -> Result<(), DeviceError> {
         self.check_multiples(Call::MulticastBind, &[at, size])?;
-        let valid = self.inner.export(memory).map_err(|e| DeviceError::new(Call::MulticastBind, e.problem));
+        let kind = self.inner.info().handle_kind;
+        let valid =
+            self.inner.export(memory, kind).map_err(|e| DeviceError::new(Call::MulticastBind, e.problem));
         self.board.bind(self.device, multicast, at, valid.map(|_| size))
     }
 

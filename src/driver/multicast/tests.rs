@@ -46,14 +46,14 @@ fn a_whole_life_leaves_nothing() {
     assert!(a.info().multicast);
     assert_eq!((a.device(), b.device()), (0, 1));
     let object = a.multicast_create(4 * PAGE, 2).unwrap();
-    let exported = a.export(object).unwrap();
+    let exported = a.export(object, HandleKind::Descriptor).unwrap();
     assert_eq!(b.import(&exported, 4 * PAGE).unwrap(), object);
     let mut ranks = Vec::new();
     for device in &devices {
         device.multicast_add_device(object).unwrap();
         let base = device.reserve(4 * PAGE, PAGE).unwrap();
         map(device, base, 4 * PAGE, object).unwrap();
-        device.set_access(base, 4 * PAGE).unwrap();
+        device.set_access(base, 4 * PAGE, &[0]).unwrap();
         ranks.push((device, base, device.create(PAGE).unwrap()));
     }
     for (device, _, memory) in &ranks {
@@ -158,11 +158,11 @@ fn mappings_of_objects_and_of_memory_keep_apart() {
     assert!(is_argument(map(a, base + PAGE, PAGE, object), Call::Map), "over an object");
     assert!(is_argument(map(a, base + PAGE, PAGE, memory), Call::Map), "over an object");
     map(a, base + 2 * PAGE, PAGE, memory).unwrap();
-    assert!(is_argument(a.set_access(base, 3 * PAGE), Call::SetAccess), "mixed");
-    assert!(is_argument(a.set_access(base, PAGE), Call::SetAccess), "split");
+    assert!(is_argument(a.set_access(base, 3 * PAGE, &[0]), Call::SetAccess), "mixed");
+    assert!(is_argument(a.set_access(base, PAGE, &[0]), Call::SetAccess), "split");
     assert!(is_argument(unmap(a, base + PAGE, PAGE), Call::Unmap), "split");
-    a.set_access(base, 2 * PAGE).unwrap();
-    a.set_access(base + 2 * PAGE, PAGE).unwrap();
+    a.set_access(base, 2 * PAGE, &[0]).unwrap();
+    a.set_access(base + 2 * PAGE, PAGE, &[0]).unwrap();
     assert_eq!(a.address_range(base + PAGE), Ok(AddressRange { base, size: 2 * PAGE }));
 
     let stream = a.stream_create().unwrap();
@@ -187,11 +187,11 @@ fn mappings_of_objects_and_of_memory_keep_apart() {
 fn exported_objects_mean_nothing_on_another_board() {
     let (here, there) = (team(1), team(1));
     let object = here.devices[0].multicast_create(PAGE, 1).unwrap();
-    let exported = here.devices[0].export(object).unwrap();
+    let exported = here.devices[0].export(object, HandleKind::Descriptor).unwrap();
     assert!(is_argument(there.devices[0].import(&exported, PAGE), Call::Import));
     assert!(is_argument(here.devices[0].import(&exported, 2 * PAGE), Call::Import));
     // Memory still goes by descriptor.
     let memory = here.devices[0].create(PAGE).unwrap();
-    let exported = here.devices[0].export(memory).unwrap();
+    let exported = here.devices[0].export(memory, HandleKind::Descriptor).unwrap();
     assert!(there.devices[0].import(&exported, PAGE).is_ok());
 }

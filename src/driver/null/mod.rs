@@ -246,7 +246,11 @@ unsafe impl Driver for NullDriver {
         found.map(|(range, _)| range).ok_or_else(|| foreign(Call::AddressRange, address))
     }
 
-    fn export(&self, handle: Handle) -> Result<Exported, DeviceError> {
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
+        if kind != HandleKind::Fabric {
+            let what = format!("the null device exports fabric handles, not {kind:?}");
+            return Err(DeviceError::new(Call::Export, DeviceProblem::Argument { what }));
+        }
         let (hold, size) = self.state.lock().memories.hold(handle).map_err(of(Call::Export))?;
         Ok(Exported::Fabric(fabric::encode(self.device, self.shares, handle, hold, size)))
     }
@@ -298,7 +302,7 @@ unsafe impl Driver for NullDriver {
         Ok(())
     }
 
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError> {
+    fn set_access(&self, address: usize, size: usize, _: &[i32]) -> Result<(), DeviceError> {
         let checked = self.check_range(address, size);
         checked.and_then(|()| self.state.lock().space.set_access(address, size)).map_err(of(Call::SetAccess))
     }
@@ -332,6 +336,10 @@ unsafe impl Driver for NullDriver {
 
     fn done(&self, event: Event) -> Result<bool, DeviceError> {
         self.state.lock().streams.done(event).map_err(of(Call::Done))
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
+        self.state.lock().streams.done(event).map(drop).map_err(of(Call::EventDestroy))
     }
 }
 

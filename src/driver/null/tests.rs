@@ -40,7 +40,7 @@ fn free(driver: &dyn Driver, base: usize, size: usize) -> Result<(), DeviceError
 fn place(driver: &dyn Driver, size: usize, handle: Handle) -> usize {
     let base = driver.reserve(size, PAGE).unwrap();
     map(driver, base, size, handle).unwrap();
-    driver.set_access(base, size).unwrap();
+    driver.set_access(base, size, &[0]).unwrap();
     base
 }
 
@@ -74,7 +74,7 @@ fn a_mapping_holds_the_memory_and_retain_brings_the_same_handle_back() {
     assert_eq!(driver.counts().bytes, PAGE as u64);
     assert_eq!(driver.retain(base + 17), Ok(handle));
     assert_eq!(driver.address_range(base + 17), Ok(AddressRange { base, size: PAGE }));
-    driver.export(handle).unwrap();
+    driver.export(handle, HandleKind::Fabric).unwrap();
     driver.release(handle).unwrap();
 
     unmap(&*driver, base, PAGE).unwrap();
@@ -96,7 +96,7 @@ fn a_released_handle_is_never_anothers_memory() {
     assert_eq!(old.0 & 0xffff_ffff, new.0 & 0xffff_ffff, "the slot is used again");
     let base = driver.reserve(PAGE, PAGE).unwrap();
     assert_eq!(driver.release(old), Err(invalid(Call::Release, old)));
-    assert_eq!(driver.export(old).map(drop), Err(invalid(Call::Export, old)));
+    assert_eq!(driver.export(old, HandleKind::Fabric).map(drop), Err(invalid(Call::Export, old)));
     assert_eq!(map(&*driver, base, PAGE, old), Err(invalid(Call::Map, old)));
     assert_eq!(map(&*driver, base, PAGE, Handle(u64::MAX)), Err(invalid(Call::Map, Handle(u64::MAX))));
     driver.release(new).unwrap();
@@ -111,11 +111,14 @@ fn access_spans_mappings_in_one_call_but_no_hole() {
     map(&*driver, base, PAGE, one).unwrap();
     map(&*driver, base + PAGE, 2 * PAGE, two).unwrap();
     map(&*driver, base + 4 * PAGE, PAGE, one).unwrap();
-    assert!(is_argument(driver.set_access(base, 5 * PAGE), Call::SetAccess), "a hole");
-    assert!(is_argument(driver.set_access(base, 2 * PAGE), Call::SetAccess), "a split at the end");
-    assert!(is_argument(driver.set_access(base + 2 * PAGE, PAGE), Call::SetAccess), "a split at the start");
-    assert!(is_argument(driver.set_access(base, PAGE / 2), Call::SetAccess), "no multiple");
-    driver.set_access(base, 3 * PAGE).unwrap();
+    assert!(is_argument(driver.set_access(base, 5 * PAGE, &[0]), Call::SetAccess), "a hole");
+    assert!(is_argument(driver.set_access(base, 2 * PAGE, &[0]), Call::SetAccess), "a split at the end");
+    assert!(
+        is_argument(driver.set_access(base + 2 * PAGE, PAGE, &[0]), Call::SetAccess),
+        "a split at the start"
+    );
+    assert!(is_argument(driver.set_access(base, PAGE / 2, &[0]), Call::SetAccess), "no multiple");
+    driver.set_access(base, 3 * PAGE, &[0]).unwrap();
 
     assert!(is_argument(unmap(&*driver, base, 2 * PAGE), Call::Unmap), "a split");
     assert!(is_argument(unmap(&*driver, base + 3 * PAGE, PAGE), Call::Unmap), "nothing there");
@@ -212,7 +215,7 @@ fn an_import_holds_the_memory_and_what_let_go_cannot_be_imported() {
     let fabric = NullFabric::new();
     let (mine, yours, third) = (on(&fabric), on(&fabric), on(&fabric));
     let handle = mine.create(PAGE).unwrap();
-    let exported = mine.export(handle).unwrap();
+    let exported = mine.export(handle, HandleKind::Fabric).unwrap();
     let (first, second) = (yours.import(&exported, PAGE).unwrap(), yours.import(&exported, 1).unwrap());
     assert_ne!(first, second);
     let own = mine.import(&exported, PAGE).unwrap();
@@ -234,7 +237,7 @@ fn an_import_holds_the_memory_and_what_let_go_cannot_be_imported() {
     mine.release(other).unwrap();
 
     assert_eq!(mine.counts(), NullCounts { bytes: PAGE as u64, ..NullCounts::default() }, "held by `yours`");
-    let again = yours.export(second).unwrap();
+    let again = yours.export(second, HandleKind::Fabric).unwrap();
     let place = place(&*yours, PAGE, first);
     yours.release(first).unwrap();
     assert_eq!(third.import(&again, PAGE).map(|handle| third.release(handle)), Ok(Ok(())));
@@ -251,7 +254,9 @@ fn only_whole_exports_of_the_announced_size_are_imported() {
     let fabric = NullFabric::new();
     let (mine, yours) = (on(&fabric), on(&fabric));
     let handle = mine.create(PAGE).unwrap();
-    let Exported::Fabric(bytes) = mine.export(handle).unwrap() else { panic!("no fabric handle") };
+    let Exported::Fabric(bytes) = mine.export(handle, HandleKind::Fabric).unwrap() else {
+        panic!("no fabric handle")
+    };
     let import = |bytes| yours.import(&Exported::Fabric(bytes), PAGE);
     assert!(is_argument(yours.import(&Exported::Fabric(bytes), PAGE + 1), Call::Import), "too small");
     assert!(is_argument(import([0; 64]), Call::Import));
@@ -264,7 +269,7 @@ fn only_whole_exports_of_the_announced_size_are_imported() {
     let descriptor = Exported::Descriptor(Arc::new(file.into()));
     assert!(is_argument(yours.import(&descriptor, 0), Call::Import));
     let alone = driver();
-    let exported = alone.export(alone.create(PAGE).unwrap()).unwrap();
+    let exported = alone.export(alone.create(PAGE).unwrap(), HandleKind::Fabric).unwrap();
     assert!(is_argument(yours.import(&exported, PAGE), Call::Import), "on no fabric");
     assert_eq!(fabric.allocations(), 1);
 }
@@ -275,7 +280,7 @@ fn a_dropped_device_lets_go_of_its_memory() {
     let (mine, yours) = (on(&fabric), on(&fabric));
     let handle = mine.create(PAGE).unwrap();
     place(&*mine, PAGE, mine.create(PAGE).unwrap());
-    let imported = yours.import(&mine.export(handle).unwrap(), PAGE).unwrap();
+    let imported = yours.import(&mine.export(handle, HandleKind::Fabric).unwrap(), PAGE).unwrap();
     drop(mine);
     assert_eq!(fabric.allocations(), 1);
     yours.release(imported).unwrap();
@@ -292,7 +297,7 @@ fn copies_and_fills_are_checked_and_their_events_have_passed() {
     // SAFETY: the null device touches nothing.
     let copy = |stream, to, bytes: &[u8]| unsafe { driver.copy(stream, to, bytes) };
     assert!(is_argument(copy(stream, base, &[1; 16]), Call::Copy), "no access yet");
-    driver.set_access(base, PAGE).unwrap();
+    driver.set_access(base, PAGE, &[0]).unwrap();
     copy(stream, base + 3, &[1, 2]).unwrap();
     assert!(is_argument(copy(stream, base + PAGE - 8, &[0; 16]), Call::Copy), "beyond the mapping");
     assert!(is_argument(copy(stream, usize::MAX, &[0; 16]), Call::Copy), "beyond all addresses");
@@ -339,19 +344,19 @@ fn multicast_goes_over_null_devices() {
     let nulls = [on(&fabric), on(&fabric)];
     let devices = nulls.clone().map(|null| MulticastDriver::new(null, Arc::clone(&board)));
     let object = devices[0].multicast_create(2 * PAGE, 2).unwrap();
-    let exported = devices[0].export(object).unwrap();
+    let exported = devices[0].export(object, HandleKind::Fabric).unwrap();
     assert_eq!(devices[1].import(&exported, 2 * PAGE), Ok(object));
     let memory = devices[0].create(PAGE).unwrap();
-    let imported = devices[1].import(&devices[0].export(memory).unwrap(), PAGE).unwrap();
+    let imported = devices[1].import(&devices[0].export(memory, HandleKind::Fabric).unwrap(), PAGE).unwrap();
     let memories = [memory, imported];
     let mut bases = Vec::new();
     for (device, memory) in devices.iter().zip(memories) {
         device.multicast_add_device(object).unwrap();
         let base = device.reserve(3 * PAGE, PAGE).unwrap();
         map(&**device, base, 2 * PAGE, object).unwrap();
-        device.set_access(base, 2 * PAGE).unwrap();
+        device.set_access(base, 2 * PAGE, &[0]).unwrap();
         map(&**device, base + 2 * PAGE, PAGE, memory).unwrap();
-        device.set_access(base + 2 * PAGE, PAGE).unwrap();
+        device.set_access(base + 2 * PAGE, PAGE, &[0]).unwrap();
         bases.push(base);
     }
     for ((device, memory), base) in devices.iter().zip(memories).zip(bases) {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 
 use super::*;
-use crate::driver::{AddressRange, Driver, Event, Exported, Handle, Stream};
+use crate::driver::{AddressRange, Driver, Event, Exported, Handle, HandleKind, Stream};
 
 const GRANULES: usize = SLAB / PAGE;
 
@@ -227,8 +227,8 @@ unsafe impl Driver for Closed {
     fn address_range(&self, address: usize) -> Result<AddressRange, DeviceError> {
         self.inner.address_range(address)
     }
-    fn export(&self, handle: Handle) -> Result<Exported, DeviceError> {
-        self.inner.export(handle)
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
+        self.inner.export(handle, kind)
     }
     fn import(&self, exported: &Exported, size: usize) -> Result<Handle, DeviceError> {
         self.inner.import(exported, size)
@@ -244,8 +244,8 @@ unsafe impl Driver for Closed {
         // SAFETY: the caller's promise is the one that the inner driver asks for.
         unsafe { self.inner.map(address, size, offset, h) }
     }
-    fn set_access(&self, address: usize, size: usize) -> Result<(), DeviceError> {
-        self.inner.set_access(address, size)
+    fn set_access(&self, address: usize, size: usize, ordinals: &[i32]) -> Result<(), DeviceError> {
+        self.inner.set_access(address, size, ordinals)
     }
     unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise is the one that the inner driver asks for.
@@ -270,5 +270,8 @@ unsafe impl Driver for Closed {
     }
     fn done(&self, event: Event) -> Result<bool, DeviceError> {
         self.inner.done(event)
+    }
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
+        self.inner.event_destroy(event)
     }
 }

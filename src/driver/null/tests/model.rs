@@ -115,7 +115,7 @@ impl Side {
             }
             Step::SetAccess(which, page, pages) => {
                 let size = pages.min(&(PAGES - page)) * PAGE;
-                driver.set_access(space(which)? + page * PAGE, size).map(|()| None)
+                driver.set_access(space(which)? + page * PAGE, size, &[0]).map(|()| None)
             }
             Step::Unmap(which, page, pages) => {
                 let size = pages.min(&(PAGES - page)) * PAGE;

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, bail};
-use symwin::driver::Exported;
+use symwin::driver::{Exported, HandleKind};
 use symwin::{Buffer, BufferSlice, Communicator, DevCommRequirements, Group, Window, WindowFlags};
 
 use super::super::lineup::LineUp;
@@ -207,7 +207,7 @@ fn allocate(
 fn descriptor(buffer: &Buffer) -> anyhow::Result<Arc<OwnedFd>> {
     let driver = buffer.driver();
     let handle = driver.retain(buffer.address())?;
-    let exported = driver.export(handle);
+    let exported = driver.export(handle, HandleKind::Descriptor);
     driver.release(handle)?;
     match exported? {
         Exported::Descriptor(descriptor) => Ok(descriptor),
