@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::*;
-use symwin::driver::Call;
-use symwin::error::{Failure, FailureCause, Phase};
+use symwin::driver::{Call, Driver as _};
+use symwin::error::{Failure, FailureCause, Misuse, Phase};
 use symwin::{Activity, Communicator, Error, Group, Pending, Window, WindowFlags};
 
 const NONE: WindowFlags = WindowFlags::empty();
@@ -226,5 +226,84 @@ fn p_7_a_map_that_fails_waits_for_its_stream_before_anything_is_unmapped() {
         drop(buffers);
         finalize(world.ranks);
         assert_empty(&world.hosts);
+    }
+}
+
+/// Closed while a kernel runs on a stream: nothing that the kernel may see is used again before the stream has passed.
+#[test]
+fn a_window_closed_after_a_stream_keeps_its_places_until_the_stream_has_passed() {
+    for layout in [&[2][..], &[1, 1]] {
+        let world = faulty_world(layout, config());
+        let (ranks, faulty) = (&world.ranks, &world.faults[0]);
+        let buffers = buffers(ranks, 8192);
+        let windows_before = windows(ranks, &buffers);
+        let held = world.held();
+        let stream = faulty.stream_create().unwrap();
+        faulty.stuck();
+        windows_before[0].close_after(stream).unwrap();
+        assert!(!windows_before[0].is_open());
+        assert!(ranks[0].find_window(buffers[0].as_ptr(), 1).is_none(), "lookups forget it at once");
+        let again = windows_before[0].close_after(stream).unwrap_err();
+        assert!(matches!(again, Error::Misuse(Misuse::Closed { .. })), "{again}");
+        // Other batches go on meanwhile, and take other places.
+        let polls = faulty.count(Call::Done);
+        until("the stream to be asked again", || faulty.count(Call::Done) > polls + 2);
+        let status = ranks[0].status();
+        assert_eq!((status.windows, status.table_slots, status.shadow_slots), (0, 1, 1), "{layout:?}");
+        faulty.heal();
+        until("the closed window's places to be free", || ranks[0].status().table_slots == 0);
+        let windows_after = windows(ranks, &buffers);
+        check_pointers(ranks, &windows_after, &buffers);
+        drop((windows_before, windows_after));
+        let windows = windows(ranks, &buffers);
+        sync(ranks);
+        faulty.stream_destroy(stream).unwrap();
+        world.expect_held(&held, "after the stream has passed");
+        drop((windows, buffers));
+        finalize(world.ranks);
+        assert_empty(&world.hosts);
+    }
+}
+
+#[test]
+fn a_stream_that_cannot_be_marked_leaves_the_window_open() {
+    let world = faulty_world(&[1], config());
+    let buffers = buffers(&world.ranks, 8192);
+    let windows = windows(&world.ranks, &buffers);
+    let stream = world.faults[0].stream_create().unwrap();
+    world.faults[0].stream_destroy(stream).unwrap();
+    let error = windows[0].close_after(stream).unwrap_err();
+    assert!(matches!(error, Error::Device(ref e) if e.call == Call::Record), "{error}");
+    assert!(windows[0].is_open());
+    check_pointers(&world.ranks, &windows, &buffers);
+}
+
+/// The close of the communicator waits for the stream, and says so when its deadline comes first.
+#[test]
+fn closing_waits_for_streams_until_its_deadline() {
+    for is_late in [true, false] {
+        let world = faulty_world(&[1], config().deadline(Duration::from_millis(300)));
+        let buffers = buffers(&world.ranks, 8192);
+        let windows = windows(&world.ranks, &buffers);
+        let faulty = &world.faults[0];
+        let stream = faulty.stream_create().unwrap();
+        if is_late {
+            faulty.late(POLLS)
+        } else {
+            faulty.stuck()
+        }
+        windows[0].close_after(stream).unwrap();
+        let [comm] = world.ranks.try_into().unwrap();
+        let finalized: Result<(), Error> = comm.finalize();
+        if is_late {
+            finalized.unwrap();
+            faulty.stream_destroy(stream).unwrap();
+            drop((windows, buffers));
+            assert_empty(&world.hosts);
+        } else {
+            let error = finalized.unwrap_err();
+            assert!(matches!(error, Error::Limit { .. }), "{error}");
+            assert!(error.to_string().contains("1 streams of"), "{error}");
+        }
     }
 }

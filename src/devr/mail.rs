@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::flush::message::MemoryId;
+use super::passing::Passing;
 use super::request::Batch;
 use super::shadow::Slot;
 use super::table::TableSlot;
@@ -55,6 +56,8 @@ pub(crate) struct Closing {
     /// The kernels of this rank that ran when its table entry was withdrawn: what they may see is not reused before
     /// they end.
     pub(crate) running: BTreeSet<u64>,
+    /// The point that a stream must have passed.
+    pub(crate) after: Option<Passing>,
     /// The buffer under it.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
 }

@@ -14,6 +14,7 @@ use super::core::Core;
 use super::flush::message::{MemoryId, WindowFlags};
 use super::index::{Indexed, Node, Reader, WindowIndex};
 use super::mail::Closing;
+use super::passing::Passing;
 use super::request::WindowRequest;
 use super::shadow::Slot;
 use super::table::TableSlot;
@@ -21,6 +22,7 @@ use super::team::Team;
 use super::zoo::Bug;
 use crate::device::peer::View;
 use crate::device::{DeviceWindow, Kernel};
+use crate::driver::Stream;
 use crate::error::{Misuse, Result};
 use crate::ids::{LsaRank, Rank};
 
@@ -286,7 +288,24 @@ impl Window {
     /// [`Misuse::Closed`] if it was closed before.
     pub fn close(&self) -> Result<()> {
         self.check_open()?;
-        if self.0.close() { Ok(()) } else { Err(self.stale().into()) }
+        if self.0.close(None) { Ok(()) } else { Err(self.stale().into()) }
+    }
+
+    /// Closes the window as [`Window::close`] does, for kernels that run on a stream of the device: the memory is
+    /// unmapped, and the window's places in the device's tables are used again, only when the stream has passed its
+    /// present end. So a kernel that was launched before this call never sees another window's data. Lookups forget the
+    /// window at once.
+    ///
+    /// Never waits: the rank's actor asks the stream from time to time. Closing the communicator waits for it, until
+    /// its deadline.
+    ///
+    /// # Errors
+    /// [`Misuse::Closed`] if it was closed before; what the device says of the stream (one that is being captured has
+    /// no present end), and then the window is open as before.
+    pub fn close_after(&self, stream: impl Into<Stream>) -> Result<()> {
+        self.check_open()?;
+        let passing = Passing::of(&self.0.core.driver, stream.into())?;
+        if self.0.close(Some(passing)) { Ok(()) } else { Err(self.stale().into()) }
     }
 
     /// What the index holds of it.
@@ -359,7 +378,7 @@ impl Inner {
     }
 
     /// Closes it once; false if it was closed.
-    fn close(&self) -> bool {
+    fn close(&self, after: Option<Passing>) -> bool {
         if self.closed.swap(true, Ordering::AcqRel) && !self.core.has_bug(Bug::ClosesTwice) {
             return false;
         }
@@ -374,6 +393,7 @@ impl Inner {
             struct_address: self.place.struct_address as u64,
             hidden: false,
             running: BTreeSet::new(),
+            after,
             keep: self.keep.lock().take(),
         });
         true
@@ -382,7 +402,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.close();
+        self.close(None);
     }
 }
 

@@ -282,7 +282,10 @@ unsafe impl Driver for Faulty {
     }
 
     fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
-        self.pass(Call::EventDestroy, |inner| inner.event_destroy(event))
+        self.pass(Call::EventDestroy, |inner| {
+            self.plan.lock().held.remove(&event.0);
+            inner.event_destroy(event)
+        })
     }
 
     unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {

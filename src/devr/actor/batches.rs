@@ -48,10 +48,8 @@ impl CommActor {
             match current.job.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(ended) => self.finish(ended, cx),
                 Poll::Pending => {
-                    // One timer at a time, whatever else makes this run meanwhile.
-                    if self.core.board.take_tick() && !std::mem::replace(&mut self.ticking, true) {
-                        let at = cx.now() + TICK;
-                        cx.timer(at, CommMsg::Tick);
+                    if self.core.board.take_tick() {
+                        self.tick(TICK, cx);
                     }
                     return;
                 }

@@ -7,6 +7,7 @@ use super::{CommActor, Mode};
 use crate::actors::{Cx, Flow};
 use crate::devr::close;
 use crate::devr::mail::{CloseReply, Closing, CommMsg};
+use crate::devr::passing::Passing;
 use crate::devr::zoo::Bug;
 use crate::driver::DeviceError;
 use crate::error::{Error, FailureCause, Result};
@@ -18,11 +19,31 @@ impl CommActor {
             return;
         }
         self.hide(&mut closing);
-        if closing.hidden && closing.running.is_empty() {
+        if self.is_unseen(&mut closing) {
             self.retire(closing);
         } else {
             self.deferred.push(closing);
         }
+    }
+
+    /// Whether no kernel of this rank can see the window any more.
+    fn is_unseen(&self, closing: &mut Closing) -> bool {
+        if !closing.hidden || !self.core.kernels.ended(&closing.running) {
+            return false;
+        }
+        let Some(after) = &mut closing.after else { return true };
+        after.has_passed().unwrap_or_else(|error| {
+            // A stream that cannot be asked may still run: what it may see stays.
+            self.undo_failed(&error);
+            false
+        })
+    }
+
+    /// Whether a stream must pass before everything that was closed is given back.
+    pub(super) fn awaits_streams(&self) -> bool {
+        // A failed communicator gives nothing back before its close.
+        !matches!(self.mode, Mode::Failed(_))
+            && self.deferred.iter().any(|closing| closing.after.as_ref().is_some_and(Passing::is_pending))
     }
 
     /// Takes a closed window from lookups of kernels that begin from here on; those that run now may have seen it.
@@ -75,7 +96,7 @@ impl CommActor {
             if !closing.hidden {
                 self.hide(&mut closing);
             }
-            if closing.hidden && self.core.kernels.ended(&closing.running) {
+            if self.is_unseen(&mut closing) {
                 self.retire(closing);
             } else {
                 self.deferred.push(closing);
@@ -127,22 +148,40 @@ impl CommActor {
         if !matches!(self.mode, Mode::Closing) {
             return Flow::Continue;
         }
-        let running = self.core.kernels.running();
-        if !running.is_empty() && !self.overdue {
+        let running = self.core.kernels.running().len();
+        let streams = self.streams_behind();
+        if running + streams > 0 && !self.overdue {
             return Flow::Continue;
         }
-        let result = if running.is_empty() {
+        let result = if running + streams == 0 {
             Ok(close::close(&self.core, self.clean))
         } else {
             self.leak();
             let what = format!(
-                "{} host kernels of {} to end; its range stays mapped",
-                running.len(),
+                "{running} host kernels and {streams} streams of {} to end; its range stays mapped",
                 self.core.agreed.rank
             );
             Err(Error::Limit { what, waited: self.core.deadline })
         };
         self.end(&result)
+    }
+
+    /// How many streams have not passed the points that closed windows wait for.
+    fn streams_behind(&mut self) -> usize {
+        let mut behind = 0;
+        for index in 0..self.deferred.len() {
+            match self.deferred[index].after.as_mut().map_or(Ok(true), Passing::has_passed) {
+                Ok(true) => {}
+                Ok(false) => behind += 1,
+                Err(error) => {
+                    // It will not say anything else later.
+                    self.undo_failed(&error);
+                    self.overdue = true;
+                    behind += 1;
+                }
+            }
+        }
+        behind
     }
 
     /// Leaves what is mapped as it is, for ever, and counts it.

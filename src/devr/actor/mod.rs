@@ -19,6 +19,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use self::failing::Told;
 use super::core::Core;
@@ -93,6 +94,16 @@ impl CommActor {
     }
 }
 
+impl CommActor {
+    /// Has the actor run again soon. One timer at a time, whatever else makes it run meanwhile.
+    fn tick(&mut self, after: Duration, cx: &mut Cx<'_, CommMsg>) {
+        if !std::mem::replace(&mut self.ticking, true) {
+            let at = cx.now() + after;
+            cx.timer(at, CommMsg::Tick);
+        }
+    }
+}
+
 impl Actor for CommActor {
     type Msg = CommMsg;
 
@@ -113,10 +124,19 @@ impl Actor for CommActor {
             CommMsg::KernelEnded => self.retire_deferred(),
             CommMsg::Notice(notice) => self.notice(notice, cx),
             CommMsg::Overflow(detail) => drop(self.fail(FailureCause::Parted { detail }, Told::Nobody, cx)),
-            CommMsg::Tick => self.ticking = false,
+            CommMsg::Tick => {
+                self.ticking = false;
+                if self.awaits_streams() {
+                    self.retire_deferred();
+                }
+            }
         }
         self.advance(cx);
-        self.close_if_done()
+        let flow = self.close_if_done();
+        if flow == Flow::Continue && self.awaits_streams() {
+            self.tick(STREAM_TICK, cx);
+        }
+        flow
     }
 
     fn panicked(&mut self, message: &str, cx: &mut Cx<'_, CommMsg>) -> Flow {
@@ -177,3 +197,6 @@ impl fmt::Debug for CommActor {
             .finish_non_exhaustive()
     }
 }
+
+/// How soon streams are asked again that closed windows wait for.
+const STREAM_TICK: Duration = Duration::from_millis(1);
