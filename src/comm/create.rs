@@ -20,7 +20,7 @@ use crate::devr::mail::CommMsg;
 use crate::devr::zoo::Bug;
 use crate::driver::buffers::BufferAllocator;
 use crate::driver::host::{HostDriver, HostOptions};
-use crate::driver::{DeviceInfo, Driver};
+use crate::driver::{DeviceInfo, Driver, Exported, Handle, HandleKind};
 use crate::error::{BootstrapError, Error, Misuse, Result};
 use crate::ids::{CommId, ProcessId, Rank};
 
@@ -53,8 +53,9 @@ pub(super) fn in_process(layout: &[u32], config: &Config) -> Result<Vec<Communic
     for hub in hubs {
         parts.push(Part::introduce(hub, &runtime, config)?);
     }
+    let known: Vec<_> = parts.into_iter().map(|part| part.meet(config)).collect::<Result<_>>()?;
     let mut ranks = Vec::new();
-    for part in parts {
+    for part in known {
         ranks.extend(part.agree(config)?);
     }
     Ok(ranks)
@@ -98,13 +99,24 @@ pub(super) fn from_env(config: &Config) -> Result<Vec<Communicator>> {
         deadline: config.bootstrap_deadline,
     };
     let hub = Hub::unix(&options)?;
-    Part::introduce(hub, &runtime(config)?, config)?.agree(config)
+    Part::introduce(hub, &runtime(config)?, config)?.meet(config)?.agree(config)
 }
 
 /// One process on its way into a communicator.
 struct Part {
     process: Arc<Process>,
     drivers: Vec<Arc<dyn Driver>>,
+    /// What the others import to see whether fabric handles cross.
+    probe: Option<Probe>,
+}
+
+/// The same once it knows the others.
+struct Known {
+    process: Arc<Process>,
+    drivers: Vec<Arc<dyn Driver>>,
+    introductions: Vec<Introduction>,
+    /// It lives until all have said whether they could import it.
+    _probe: Option<Probe>,
 }
 
 impl Part {
@@ -118,6 +130,8 @@ impl Part {
             }
         };
         let devices: Vec<DeviceInfo> = drivers.iter().map(|driver| driver.info().clone()).collect();
+        let alone = hub.layout().len() == 1;
+        let probe = drivers.first().filter(|_| !alone && all_fabric(&devices)).and_then(Probe::new);
         let introduction = Introduction {
             protocol: PROTOCOL,
             name: config.name.clone(),
@@ -127,16 +141,18 @@ impl Part {
             boot_id: boot_id(),
             pid: std::process::id(),
             devices,
+            fabric: probe.as_ref().map(|probe| probe.handle.to_vec()),
         };
         // These types have no map and no sequence of unknown length, so they are always encodable.
         let bytes = postcard::to_stdvec(&introduction).expect("an introduction is always encodable");
         hub.publish(TOPIC, &bytes)?;
         let process = Process { hub, runtime: runtime.clone(), flats: Mutex::new(HashMap::new()) };
-        Ok(Self { process: Arc::new(process), drivers })
+        Ok(Self { process: Arc::new(process), drivers, probe })
     }
 
-    /// Hears of all processes, and starts the ranks of this one.
-    fn agree(self, config: &Config) -> Result<Vec<Communicator>> {
+    /// Hears of all processes, and tells them whether it can import their fabric handles if all have some. Waits for
+    /// their introductions only.
+    fn meet(self, config: &Config) -> Result<Known> {
         let introductions = self
             .process
             .hub
@@ -153,10 +169,87 @@ impl Part {
             })
             .collect::<Result<Vec<Introduction>>>()?;
         check_layout(self.process.hub.layout(), &introductions)?;
+        let Self { process, drivers, probe } = self;
+        if needs_proof(&introductions) {
+            // Ranks that follow each other mostly share a device.
+            let mut devices: Vec<_> = drivers.iter().collect();
+            devices.dedup_by(|a, b| Arc::ptr_eq(a, b));
+            let handles = introductions.iter().filter_map(|introduction| introduction.fabric.as_deref());
+            let all =
+                handles.into_iter().all(|handle| devices.iter().all(|device| imports(&***device, handle)));
+            process.hub.publish(FABRIC, &[u8::from(all)])?;
+        }
+        Ok(Known { process, drivers, introductions, _probe: probe })
+    }
+}
+
+impl Known {
+    /// Starts the ranks of this process.
+    fn agree(self, config: &Config) -> Result<Vec<Communicator>> {
+        let fabric = if needs_proof(&self.introductions) {
+            let said = self.process.hub.collect(FABRIC, config.bootstrap_deadline)?;
+            said.iter().all(|all| all[..] == [1])
+        } else {
+            // In one process nothing crosses.
+            self.introductions.iter().all(|introduction| all_fabric(&introduction.devices))
+                && self.introductions.len() == 1
+        };
         let Some(first) = self.process.hub.ranks_here().next() else { return Ok(Vec::new()) };
-        let agreed = Agreed::new(Rank::new(first), &introductions)?;
+        let agreed = Agreed::new(Rank::new(first), &self.introductions, fabric)?;
         Ok(start_all(&self.process, &self.drivers, &agreed, config, BufferAllocator::SLAB_BYTES))
     }
+}
+
+/// A small allocation that stays importable while this lives.
+struct Probe {
+    driver: Arc<dyn Driver>,
+    memory: Handle,
+    handle: [u8; 64],
+}
+
+impl Probe {
+    /// `None` where it cannot be made: then there are no fabric handles.
+    fn new(driver: &Arc<dyn Driver>) -> Option<Self> {
+        let size = usize::try_from(driver.info().granularity).ok()?;
+        let memory = driver.create(size).ok()?;
+        match driver.export(memory, HandleKind::Fabric) {
+            Ok(Exported::Fabric(handle)) => Some(Self { driver: Arc::clone(driver), memory, handle }),
+            _ => {
+                release(&**driver, memory);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        release(&*self.driver, self.memory);
+    }
+}
+
+/// Whether the device can import this fabric handle of another process.
+fn imports(driver: &dyn Driver, handle: &[u8]) -> bool {
+    let (Ok(handle), Ok(size)) = (handle.try_into(), usize::try_from(driver.info().granularity)) else {
+        return false;
+    };
+    let imported = driver.import(&Exported::Fabric(handle), size);
+    imported.inspect(|&memory| release(driver, memory)).is_ok()
+}
+
+fn release(driver: &dyn Driver, memory: Handle) {
+    if let Err(error) = driver.release(memory) {
+        tracing::error!(%error, "device.undo_failed");
+    }
+}
+
+/// Whether every process has shown a fabric handle, which all must then import.
+fn needs_proof(introductions: &[Introduction]) -> bool {
+    introductions.len() > 1 && introductions.iter().all(|introduction| introduction.fabric.is_some())
+}
+
+fn all_fabric(devices: &[DeviceInfo]) -> bool {
+    devices.iter().all(|device| device.handle_kind == HandleKind::Fabric)
 }
 
 /// Starts the ranks of one process.
@@ -221,9 +314,11 @@ impl Fleet {
             boot_id: "simulated".to_owned(),
             pid: site.pid,
             devices: site.devices.iter().map(|device| device.info().clone()).collect(),
+            fabric: None,
         };
         let introductions: Vec<_> = self.processes.iter().map(introduce).collect();
-        let mut agreed = Agreed::new(Rank::new(0), &introductions)?;
+        let fabric = introductions.iter().all(|introduction| all_fabric(&introduction.devices));
+        let mut agreed = Agreed::new(Rank::new(0), &introductions, fabric)?;
         agreed.bugs = config.bugs.clone();
         let ranks = |(process, site): &(Arc<Process>, Site)| {
             let there = site.devices.iter().any(|device| device.info().host_access);
@@ -250,6 +345,9 @@ fn check_layout(layout: &[u32], introductions: &[Introduction]) -> Result<()> {
 
 /// What the exchange of introductions is called.
 const TOPIC: &str = "introduction";
+
+/// What the exchange of who could import the others' fabric handles is called.
+const FABRIC: &str = "fabric";
 
 /// One rank of a communicator that everything is known of.
 pub(super) struct NewRank {
@@ -377,6 +475,7 @@ mod tests {
             boot_id: "b".to_owned(),
             pid: 7,
             devices: vec![device.clone(); devices],
+            fabric: None,
         };
         assert_eq!(check_layout(&[2, 1], &[introduction(2), introduction(1)]), Ok(()));
         let error = check_layout(&[2, 1], &[introduction(2), introduction(3)]).unwrap_err();

@@ -15,7 +15,7 @@ use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
 /// The version of the messages between ranks. Ranks of different versions do not form a communicator.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// The stride is a multiple of this, so that device code adds to the high 32 bits of an address only.
 pub(crate) const STRIDE_UNIT: u64 = 1 << 32;
@@ -39,6 +39,8 @@ pub(crate) struct Introduction {
     pub(crate) pid: u32,
     /// The device of each rank of the process, in order of rank.
     pub(crate) devices: Vec<DeviceInfo>,
+    /// A fabric handle for the others to import, to see whether they can, if all devices have such handles.
+    pub(crate) fabric: Option<Vec<u8>>,
 }
 
 /// What all ranks of a communicator agree on. Equal on every rank but for [`Agreed::rank`].
@@ -67,8 +69,9 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// Computes the agreement from every process's introduction, `layout[p]` ranks being in process p.
-    pub(crate) fn new(rank: Rank, introductions: &[Introduction]) -> Result<Self> {
+    /// Computes the agreement from every process's introduction, `layout[p]` ranks being in process p. `fabric`: every
+    /// process has imported every other one's fabric handle.
+    pub(crate) fn new(rank: Rank, introductions: &[Introduction], fabric: bool) -> Result<Self> {
         same("the protocol version", introductions, |i| i.protocol.to_string())?;
         same("the communicator's name", introductions, |i| format!("`{}`", i.name))?;
         same("the stride (SYMWIN_STRIDE)", introductions, |i| format!("{:?}", i.stride))?;
@@ -101,11 +104,7 @@ impl Agreed {
             stride,
             granularity: devices().map(|d| d.granularity).max().unwrap_or(4096),
             multicast: devices().all(|d| d.multicast),
-            handle_kind: if devices().all(|d| d.handle_kind == HandleKind::Fabric) {
-                HandleKind::Fabric
-            } else {
-                HandleKind::Descriptor
-            },
+            handle_kind: if fabric { HandleKind::Fabric } else { HandleKind::Descriptor },
             ordinals: devices().map(|d| d.ordinal).collect(),
             bugs: Bugs::default(),
         })

@@ -5,8 +5,8 @@
 //! takes that lock, so it is never contended, and no guard lives across an await.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -30,7 +30,7 @@ use super::zoo::Bug;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
 use crate::device::Watch;
-use crate::driver::{DeviceError, Driver, Handle};
+use crate::driver::{DeviceError, Driver, Flag, Handle};
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
 use crate::ids::CommId;
 
@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) flat: Arc<FlatRange>,
     /// How kernels and barriers learn of a failure.
     pub(crate) watch: Arc<Watch>,
+    /// How kernels of the device learn of it, once the first batch has made it.
+    pub(crate) flag: Arc<OnceLock<Arc<dyn Flag>>>,
     /// The windows of this rank by address.
     pub(crate) index: WindowIndex<Counted>,
     /// What arrived of the rounds.
@@ -78,9 +80,15 @@ pub(crate) struct Core {
     state: Mutex<State>,
 }
 
-/// A host kernel's barrier that fails is the communicator's failure.
-fn failure_hook(actor: WeakAddr<CommMsg>) -> Box<dyn Fn(&Error) + Send + Sync> {
+/// A host kernel's barrier that fails is the communicator's failure, and every failure ends the waits of kernels.
+fn failure_hook(
+    actor: WeakAddr<CommMsg>,
+    flag: Arc<OnceLock<Arc<dyn Flag>>>,
+) -> Box<dyn Fn(&Error) + Send + Sync> {
     Box::new(move |error| {
+        if let Some(flag) = flag.get() {
+            flag.raise();
+        }
         if let (Error::Failed(failure), Some(actor)) = (error, actor.upgrade()) {
             let _ = actor.control(CommMsg::Failed(Arc::clone(failure)));
         }
@@ -99,13 +107,15 @@ impl Core {
         actor: WeakAddr<CommMsg>,
     ) -> Arc<Self> {
         let state = State::new(&agreed);
+        let flag = Arc::default();
         Arc::new(Self {
             board: Arc::new(Board::new(&agreed)),
             agreed,
             id,
             driver,
             flat,
-            watch: Watch::with_hook(deadline, failure_hook(actor.clone())),
+            watch: Watch::with_hook(deadline, failure_hook(actor.clone(), Arc::clone(&flag))),
+            flag,
             index: WindowIndex::new(),
             rounds: Rounds::default(),
             runtime,

@@ -173,6 +173,12 @@ impl<'a> Draft<'a> {
     fn first_use(&mut self) -> Result<(), Reason> {
         self.core.flat.range(self.driver())?;
         if self.state.objects.is_none() {
+            if self.core.flag.get().is_none()
+                && let Some(flag) = self.driver().flag()?
+            {
+                // Only this rank's batches set it, one after another.
+                let _ = self.core.flag.set(flag);
+            }
             let objects = Objects::new(self.driver()).map_err(|(error, undo)| {
                 self.made.parts().undo.extend(undo);
                 error
