@@ -23,6 +23,7 @@ pub(crate) fn close(core: &Core, clean: bool) -> Vec<DeviceError> {
         errors.extend(release_all([local.object]));
     }
     core.multicast_bases.lock().clear();
+    core.launches.clear();
     let memories: Vec<(MemoryId, Vec<Arc<Held>>)> =
         std::mem::take(&mut state.memories).into_iter().map(|(id, memory)| (id, memory.held)).collect();
     for (id, held) in memories {

@@ -30,6 +30,7 @@ use super::zoo::Bug;
 use crate::actors::{Runtime, WeakAddr};
 use crate::bootstrap::Endpoint;
 use crate::device::Watch;
+use crate::driver::launches::Launches;
 use crate::driver::{DeviceError, Driver, Flag, Handle};
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
 use crate::ids::CommId;
@@ -61,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) deadline: Duration,
     /// The order of this rank's collectives, which share barriers.
     pub(crate) collective: Turns,
+    /// Those of its collectives that run on the device.
+    pub(crate) launches: Launches,
     /// Safe copies hold it shared; who unmaps takes it alone for a moment, so that a copy never sees an address
     /// that is gone.
     pub(crate) copies: RwLock<()>,
@@ -121,6 +124,7 @@ impl Core {
             runtime,
             deadline,
             collective: Turns::default(),
+            launches: Launches::default(),
             copies: RwLock::new(()),
             kernels: Kernels::default(),
             multicast_bases: Mutex::new(HashMap::new()),

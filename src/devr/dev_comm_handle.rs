@@ -202,7 +202,7 @@ impl Inner {
                 struct_address: resource.struct_address,
                 hidden: false,
                 running: BTreeSet::new(),
-                after: None,
+                after: Vec::new(),
                 keep: None,
             });
         }

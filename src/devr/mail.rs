@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::flush::message::MemoryId;
-use super::passing::Passing;
 use super::request::Batch;
 use super::shadow::Slot;
 use super::table::TableSlot;
 use crate::actors::Reply;
 use crate::bootstrap::Notice;
 use crate::driver::DeviceError;
+use crate::driver::passing::Passing;
 use crate::error::{Failure, Result};
 
 /// What comes to the actor.
@@ -56,8 +56,8 @@ pub(crate) struct Closing {
     /// The kernels of this rank that ran when its table entry was withdrawn: what they may see is not reused before
     /// they end.
     pub(crate) running: BTreeSet<u64>,
-    /// The point that a stream must have passed.
-    pub(crate) after: Option<Passing>,
+    /// What streams must have passed: the one that the caller named, and collectives that were started before.
+    pub(crate) after: Vec<Passing>,
     /// The buffer under it.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
 }

@@ -13,7 +13,6 @@
 //! | [`index`] | windows by address |
 //! | [`shadow`], [`table`] | device structs, and the table in which kernels look windows up |
 //! | [`team`], [`dev_comm`] | teams; what a device communicator needs, and its plan |
-//! | `passing` | points in streams that something waits for |
 //! | `turns` | the order of one rank's collectives |
 //! | `window`, `dev_comm_handle` | the handles that users hold |
 //! | `zoo` | bugs that tests plant; none in normal builds |
@@ -31,7 +30,6 @@ pub(crate) mod mail;
 pub(crate) mod numbers;
 pub(crate) mod objects;
 pub(crate) mod owned;
-pub(crate) mod passing;
 pub(crate) mod replicated;
 pub(crate) mod request;
 pub(crate) mod rounds;

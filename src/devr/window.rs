@@ -14,7 +14,6 @@ use super::core::Core;
 use super::flush::message::{MemoryId, WindowFlags};
 use super::index::{Indexed, Node, Reader, WindowIndex};
 use super::mail::Closing;
-use super::passing::Passing;
 use super::request::WindowRequest;
 use super::shadow::Slot;
 use super::table::TableSlot;
@@ -23,6 +22,7 @@ use super::zoo::Bug;
 use crate::device::peer::View;
 use crate::device::{DeviceWindow, Kernel};
 use crate::driver::Stream;
+use crate::driver::passing::Passing;
 use crate::error::{Misuse, Result};
 use crate::ids::{LsaRank, Rank};
 
@@ -393,7 +393,7 @@ impl Inner {
             struct_address: self.place.struct_address as u64,
             hidden: false,
             running: BTreeSet::new(),
-            after,
+            after: after.into_iter().collect(),
             keep: self.keep.lock().take(),
         });
         true

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{
     AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
-    HandleKind, Stream,
+    HandleKind, Launch, Stream,
 };
 
 /// What is told of every call before it is made: its kind, and which of its kind it is, from 1.
@@ -302,6 +302,20 @@ unsafe impl Driver for Faulty {
         self.pass(Call::Flag, |inner| inner.flag())
     }
 
+    fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceError> {
+        // A question, which changes nothing.
+        self.inner.is_capturing(stream)
+    }
+
+    fn stream_wait(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
+        self.pass(Call::StreamWait, |inner| inner.stream_wait(stream, event))
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise is the one that the inner driver asks for.
+        self.pass(Call::Launch, |inner| unsafe { inner.launch(stream, launch) })
+    }
+
     fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
         self.pass(Call::MulticastCreate, |inner| inner.multicast_create(size, devices))
     }
@@ -448,6 +462,9 @@ mod tests {
         let copy = unsafe { faulty.copy(stream, 0, &[]) };
         // SAFETY: as above.
         let fill = unsafe { faulty.fill(stream, 0, 0, 0) };
+        let nothing = Launch { kernel: "", blocks: 1, threads: 1, parameter: &[] };
+        // SAFETY: as above.
+        let launch = unsafe { faulty.launch(stream, &nothing) };
         // SAFETY: as above.
         let load = unsafe { faulty.load(0, &mut []) };
         // SAFETY: as above.
@@ -463,6 +480,7 @@ mod tests {
             faulty.flag().map(drop),
             free,
             faulty.import(&Exported::Fabric([0; 64]), 0).map(drop),
+            launch,
             load,
             map,
             faulty.multicast_add_device(handle),
@@ -477,6 +495,7 @@ mod tests {
             store,
             faulty.stream_create().map(drop),
             faulty.stream_destroy(stream),
+            faulty.stream_wait(stream, Event(1)),
             unmap,
         ];
         assert_eq!(failed.to_vec(), Call::ALL.map(|call| Err(injected(call, 1))).to_vec());

@@ -16,7 +16,9 @@
 //! - `retain` returns the same handle value that `create` gave, as CUDA does.
 //! - Addresses and sizes given to `map`, `unmap` and `set_access` are multiples of the granularity.
 
+pub(crate) mod launches;
 pub(crate) mod page;
+pub(crate) mod passing;
 pub(crate) mod range;
 
 use std::fmt;
@@ -137,6 +139,7 @@ pub enum Call {
     Flag,
     Free,
     Import,
+    Launch,
     Load,
     Map,
     MulticastAddDevice,
@@ -151,12 +154,13 @@ pub enum Call {
     Store,
     StreamCreate,
     StreamDestroy,
+    StreamWait,
     Unmap,
 }
 
 impl Call {
     /// Every kind, for sweeps.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::AddressRange,
         Self::Copy,
         Self::Create,
@@ -167,6 +171,7 @@ impl Call {
         Self::Flag,
         Self::Free,
         Self::Import,
+        Self::Launch,
         Self::Load,
         Self::Map,
         Self::MulticastAddDevice,
@@ -181,6 +186,7 @@ impl Call {
         Self::Store,
         Self::StreamCreate,
         Self::StreamDestroy,
+        Self::StreamWait,
         Self::Unmap,
     ];
 }
@@ -298,6 +304,20 @@ pub enum DeviceProblem {
         /// What is missing.
         why: String,
     },
+}
+
+/// One of the library's own kernels and how it is started.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs, reason = "who starts a kernel says all of it")]
+pub struct Launch<'a> {
+    /// The kernel's name.
+    pub kernel: &'a str,
+    /// Its blocks.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// The bytes of its one parameter.
+    pub parameter: &'a [u8],
 }
 
 /// A 32-bit word that is zero until it is raised. Kernels read it; it can be raised while they fill the device.
@@ -495,6 +515,37 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// Whether what is queued on the stream goes into a graph and does not run.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceError> {
+        let _ = stream;
+        Ok(false)
+    }
+
+    /// Queues on the stream that it waits for the event, which another stream has recorded.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn stream_wait(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
+        let _ = (stream, event);
+        Err(no_kernels(self.info(), Call::StreamWait))
+    }
+
+    /// Queues one of the library's own kernels.
+    ///
+    /// # Safety
+    /// The parameter is that of the kernel, and everything that it leads to stays mapped with access until the stream
+    /// has passed.
+    ///
+    /// # Errors
+    /// `Unsupported` where kernels are host code, or what the device says.
+    unsafe fn launch(&self, stream: Stream, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let _ = (stream, launch);
+        Err(no_kernels(self.info(), Call::Launch))
+    }
+
     /// Makes a multicast object over `devices` devices (one a rank) that spans `size` bytes.
     ///
     /// # Errors
@@ -541,6 +592,11 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
 
 fn no_copies(info: &DeviceInfo, call: Call) -> DeviceError {
     let why = format!("memory of {} is bookkeeping only: nothing can be copied", info.name);
+    DeviceError::new(call, DeviceProblem::Unsupported { why })
+}
+
+fn no_kernels(info: &DeviceInfo, call: Call) -> DeviceError {
+    let why = format!("kernels of {} are host code: see `DevComm::launch`", info.name);
     DeviceError::new(call, DeviceProblem::Unsupported { why })
 }
 

@@ -7,7 +7,6 @@ use super::{CommActor, Mode};
 use crate::actors::{Cx, Flow};
 use crate::devr::close;
 use crate::devr::mail::{CloseReply, Closing, CommMsg};
-use crate::devr::passing::Passing;
 use crate::devr::zoo::Bug;
 use crate::driver::DeviceError;
 use crate::error::{Error, FailureCause, Result};
@@ -31,19 +30,26 @@ impl CommActor {
         if !closing.hidden || !self.core.kernels.ended(&closing.running) {
             return false;
         }
-        let Some(after) = &mut closing.after else { return true };
-        after.has_passed().unwrap_or_else(|error| {
-            // A stream that cannot be asked may still run: what it may see stays.
-            self.undo_failed(&error);
-            false
-        })
+        closing.after.retain(|point| match point.has_passed() {
+            Ok(passed) => !passed,
+            Err(error) => {
+                // A stream that cannot be asked may still run: what it may see stays.
+                self.undo_failed(&error);
+                true
+            }
+        });
+        closing.after.is_empty()
     }
 
-    /// Whether a stream must pass before everything that was closed is given back.
+    /// Whether streams must pass before everything that was closed is given back.
     pub(super) fn awaits_streams(&self) -> bool {
-        // A failed communicator gives nothing back before its close.
-        !matches!(self.mode, Mode::Failed(_))
-            && self.deferred.iter().any(|closing| closing.after.as_ref().is_some_and(Passing::is_pending))
+        let closed = || self.deferred.iter().any(|closing| !closing.after.is_empty());
+        match self.mode {
+            Mode::Open | Mode::Draining => closed(),
+            // A failed communicator gives nothing back before its close.
+            Mode::Failed(_) => false,
+            Mode::Closing => closed() || self.core.launches.last().is_some(),
+        }
     }
 
     /// Takes a closed window from lookups of kernels that begin from here on; those that run now may have seen it.
@@ -56,6 +62,7 @@ impl CommActor {
         }
         closing.hidden = true;
         closing.running = self.core.kernels.running();
+        closing.after.extend(self.core.launches.last());
     }
 
     fn undo_failed(&self, error: &DeviceError) {
@@ -166,20 +173,26 @@ impl CommActor {
         self.end(&result)
     }
 
-    /// How many streams have not passed the points that closed windows wait for.
+    /// How many streams have not passed what closed windows and collectives wait for.
     fn streams_behind(&mut self) -> usize {
+        let launched = self.core.launches.last();
+        let points = self.deferred.iter().flat_map(|closing| &closing.after).chain(&launched);
         let mut behind = 0;
-        for index in 0..self.deferred.len() {
-            match self.deferred[index].after.as_mut().map_or(Ok(true), Passing::has_passed) {
+        let mut failed = Vec::new();
+        for point in points {
+            match point.has_passed() {
                 Ok(true) => {}
                 Ok(false) => behind += 1,
                 Err(error) => {
-                    // It will not say anything else later.
-                    self.undo_failed(&error);
-                    self.overdue = true;
                     behind += 1;
+                    failed.push(error);
                 }
             }
+        }
+        for error in failed {
+            // It will not say anything else later.
+            self.undo_failed(&error);
+            self.overdue = true;
         }
         behind
     }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub use self::board::{MulticastBoard, MulticastCounts, MulticastStep};
 use super::{
     AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
-    HandleKind, Stream,
+    HandleKind, Launch, Stream,
 };
 
 mod board;
@@ -216,6 +216,19 @@ unsafe impl Driver for MulticastDriver {
 
     fn flag(&self) -> Result<Option<Arc<dyn Flag>>, DeviceError> {
         self.inner.flag()
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceError> {
+        self.inner.is_capturing(stream)
+    }
+
+    fn stream_wait(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
+        self.inner.stream_wait(stream, event)
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise is the one that the inner driver asks for.
+        unsafe { self.inner.launch(stream, launch) }
     }
 
     fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {

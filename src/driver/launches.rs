@@ -1,0 +1,54 @@
+//! The kernels that a rank has started on streams of its device, one after another whatever their streams.
+#![allow(unsafe_code, reason = "what a kernel is led to is the caller's promise")]
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::passing::Passing;
+use super::{DeviceError, Driver, Launch, Stream};
+
+/// The last one.
+#[derive(Debug, Default)]
+pub(crate) struct Launches {
+    last: Mutex<Option<(Stream, Passing)>>,
+}
+
+impl Launches {
+    /// Queues a kernel behind those that were queued before, on whichever stream: they share barriers. Into a graph
+    /// that is being captured it goes without that order, and nothing is known of when the graph runs.
+    ///
+    /// # Safety
+    /// As [`Driver::launch`], until the point that [`Launches::last`] gives, or the graph's last run, has passed.
+    pub(crate) unsafe fn launch(
+        &self,
+        driver: &Arc<dyn Driver>,
+        stream: Stream,
+        launch: &Launch<'_>,
+    ) -> Result<(), DeviceError> {
+        let mut last = self.last.lock();
+        let is_captured = driver.is_capturing(stream)?;
+        if let Some((before, passing)) = &*last
+            && *before != stream
+            && !is_captured
+        {
+            passing.hold_back(stream)?;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { driver.launch(stream, launch) }?;
+        if !is_captured {
+            *last = Some((stream, Passing::of(driver, stream)?));
+        }
+        Ok(())
+    }
+
+    /// The point behind the last one, if there was any.
+    pub(crate) fn last(&self) -> Option<Passing> {
+        self.last.lock().as_ref().map(|(_, passing)| passing.clone())
+    }
+
+    /// Forgets it.
+    pub(crate) fn clear(&self) {
+        *self.last.lock() = None;
+    }
+}
