@@ -1,0 +1,283 @@
+// All-reduce over the LSA team: the device's half of src/coll/on_device.rs, which says when each way is taken.
+//
+// Elements are combined in order of LSA rank, in the type that the host device combines them in, so every rank gets
+// the same bits and so do the two devices (multimem excepted: there the switch chooses the order).
+//
+// Block b of every rank meets on barrier `barrier + b`. A wait that its deadline or the communicator's failure ends
+// leaves TIMED_OUT in the communicator's flag and the output undefined.
+#include <symwin.cuh>
+
+using namespace symwin;
+
+namespace {
+
+enum Op : u32 { SUM, MEAN, MIN, MAX };
+
+// What the host passes by value: `Parameter` in src/device/builtin.rs.
+struct AllReduce {
+    DevComm comm;
+    Window const* input;
+    Window const* output;
+    u64 input_offset;  // bytes
+    u64 output_offset;
+    u64 count;  // elements
+    u32 op;
+    u32 barrier;
+};
+
+constexpr u32 TIMED_OUT = 2;
+// Vectors of 16 bytes whose results a thread of the one-shot kernel holds.
+constexpr int HELD = 4;
+
+// Halves as their bits; arithmetic is in f32, which holds them exactly.
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+__device__ inline float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ inline float widen(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ inline f16 narrow(float x, f16) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+__device__ inline bf16 narrow(float x, bf16) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// The type that a type's sums and means are made in, and how it gets there and back.
+template <typename T> struct Number;
+
+template <typename T> struct Float {
+    using Wide = T;
+    __device__ static T widen(T x) { return x; }
+    __device__ static T narrow(T x) { return x; }
+    __device__ static T add(T a, T b) { return a + b; }
+    __device__ static T mean(T sum, u32 inputs) { return sum / T(inputs); }
+};
+template <> struct Number<float> : Float<float> {};
+template <> struct Number<double> : Float<double> {};
+
+template <typename T> struct Half {
+    using Wide = float;
+    __device__ static float widen(T x) { return ::widen(x); }
+    __device__ static T narrow(float x) { return ::narrow(x, T{}); }
+    __device__ static float add(float a, float b) { return a + b; }
+    __device__ static float mean(float sum, u32 inputs) { return sum / float(inputs); }
+};
+template <> struct Number<f16> : Half<f16> {};
+template <> struct Number<bf16> : Half<bf16> {};
+
+// Sums of integers wrap; a mean is of the exact sum, truncated toward zero. Additions are unsigned, as signed ones must
+// not overflow.
+template <typename T, typename W, typename U> struct Integer {
+    using Wide = W;
+    __device__ static W widen(T x) { return W(x); }
+    __device__ static T narrow(W x) { return T(x); }
+    __device__ static W add(W a, W b) { return W(U(a) + U(b)); }
+    __device__ static W mean(W sum, u32 inputs) { return sum / W(inputs); }
+};
+template <> struct Number<u8> : Integer<u8, u32, u32> {};
+template <> struct Number<i32> : Integer<i32, i64, u64> {};
+template <> struct Number<i64> : Integer<i64, __int128, unsigned __int128> {};
+
+// The first of several inputs, then the others in order.
+template <typename T, u32 OP> struct Partial {
+    typename Number<T>::Wide value;
+
+    __device__ void first(T x) { value = Number<T>::widen(x); }
+
+    __device__ void next(T x) {
+        auto const wide = Number<T>::widen(x);
+        if (OP == SUM || OP == MEAN) {
+            value = Number<T>::add(value, wide);
+        } else {
+            // The earlier one where they are in order, or it is a NaN, which differs from itself.
+            bool const in_order = OP == MIN ? value <= wide : value >= wide;
+            if (!(in_order || value != value)) value = wide;
+        }
+    }
+
+    __device__ T result(u32 inputs) const {
+        return Number<T>::narrow(OP == MEAN ? Number<T>::mean(value, inputs) : value);
+    }
+};
+
+// 16 bytes of elements.
+template <typename T> struct alignas(16) Vector {
+    static constexpr int LEN = 16 / int(sizeof(T));
+    T at[LEN];
+};
+
+// One element where addresses are not aligned to more.
+template <typename T> struct Single {
+    static constexpr int LEN = 1;
+    T at[1];
+};
+
+// Where inputs and outputs of this rank's call are. Neighbours lie the same distance apart, so a peer is an addition.
+template <typename V> struct Places {
+    char* input;
+    char* output;
+    u64 input_stride;
+    u64 output_stride;
+
+    __device__ V load(u32 rank, u64 index) const {
+        return *reinterpret_cast<V const*>(input + rank * input_stride + index * sizeof(V));
+    }
+    __device__ void store(u32 rank, u64 index, V const& value) const {
+        *reinterpret_cast<V*>(output + rank * output_stride + index * sizeof(V)) = value;
+    }
+};
+
+template <typename T, u32 OP, typename V>
+__device__ V combine(Places<V> const& places, u64 index, u32 ranks) {
+    Partial<T, OP> partial[V::LEN];
+    // Loads of four ranks are under way at a time.
+    V ahead[4];
+    for (u32 base = 0; base < ranks; base += 4) {
+        #pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (base + i < ranks) ahead[i] = places.load(base + i, index);
+        }
+        #pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (base + i < ranks) {
+                #pragma unroll
+                for (int j = 0; j < V::LEN; j++) {
+                    if (base + i == 0) partial[j].first(ahead[i].at[j]);
+                    else partial[j].next(ahead[i].at[j]);
+                }
+            }
+        }
+    }
+    V result;
+    #pragma unroll
+    for (int j = 0; j < V::LEN; j++) result.at[j] = partial[j].result(ranks);
+    return result;
+}
+
+__device__ inline void give_up(AllReduce const& call) {
+    if (threadIdx.x == 0 && call.comm.abort_flag != 0) {
+        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(call.comm.abort_flag), "r"(TIMED_OUT) : "memory");
+    }
+}
+
+// A call's elements: those that fill vectors of 16 bytes on every rank, and the few before and behind them. All of them
+// are edges where input and output are not aligned alike.
+template <typename T> struct Parts {
+    Places<Vector<T>> vectors;
+    Places<Single<T>> singles;
+    u64 n_vectors;
+    u64 n_edges;
+    // The first edge behind the vectors, and how far its index is moved by them.
+    u64 head;
+    u64 skip;
+
+    __device__ explicit Parts(AllReduce const& call) {
+        char* const input = lsa_ptr<char>(call.input, call.input_offset, 0);
+        char* const output = lsa_ptr<char>(call.output, call.output_offset, 0);
+        u64 const input_stride = u64(call.input->stride_4g) << 32;
+        u64 const output_stride = u64(call.output->stride_4g) << 32;
+        u64 const count = call.count;
+        bool const alike = ((u64(input) ^ u64(output)) & 15) == 0;
+        u64 const to_align = ((16 - (u64(input) & 15)) & 15) / sizeof(T);
+        head = alike && to_align < count ? to_align : count;
+        n_vectors = (count - head) / Vector<T>::LEN;
+        skip = n_vectors * Vector<T>::LEN;
+        n_edges = count - skip;
+        singles = {input, output, input_stride, output_stride};
+        vectors = {input + head * sizeof(T), output + head * sizeof(T), input_stride, output_stride};
+    }
+
+    __device__ u64 edge(u64 index) const { return index < head ? index : index + skip; }
+};
+
+// One shot: everyone reads all inputs and keeps its results until everyone has read, so the output may be the input.
+// The host sees to it that all elements have a place: HELD vectors and HELD edges for each thread.
+template <typename T, u32 OP>
+__device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
+    u32 const ranks = call.comm.lsa_size;
+    u32 const me = call.comm.lsa_rank;
+    u64 const step = u64(gridDim.x) * blockDim.x;
+    u64 const first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    Vector<T> vectors[HELD];
+    Single<T> edges[HELD];
+    if (!barrier.sync(Order::acq_rel)) return give_up(call);
+    #pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        u64 const index = first + i * step;
+        if (index < parts.n_vectors) vectors[i] = combine<T, OP>(parts.vectors, index, ranks);
+        if (index < parts.n_edges) edges[i] = combine<T, OP>(parts.singles, parts.edge(index), ranks);
+    }
+    if (!barrier.sync(Order::acq_rel)) return give_up(call);
+    #pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        u64 const index = first + i * step;
+        if (index < parts.n_vectors) parts.vectors.store(me, index, vectors[i]);
+        if (index < parts.n_edges) parts.singles.store(me, parts.edge(index), edges[i]);
+    }
+}
+
+template <typename V>
+__device__ void give_all(Places<V> const& places, u64 index, u32 me, u32 ranks, V const& value) {
+    // Not all into the same rank's memory at a time.
+    for (u32 i = 0; i < ranks; i++) places.store(me + i < ranks ? me + i : me + i - ranks, index, value);
+}
+
+// Two shots: each rank combines its share and writes it to everyone.
+template <typename T, u32 OP>
+__device__ void two_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
+    u32 const ranks = call.comm.lsa_size;
+    u32 const me = call.comm.lsa_rank;
+    u64 const step = u64(gridDim.x) * blockDim.x;
+    u64 const first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (!barrier.sync(Order::acq_rel)) return give_up(call);
+    u64 const end = parts.n_vectors * (me + 1) / ranks;
+    for (u64 index = parts.n_vectors * me / ranks + first; index < end; index += step) {
+        give_all(parts.vectors, index, me, ranks, combine<T, OP>(parts.vectors, index, ranks));
+    }
+    u64 const last = parts.n_edges * (me + 1) / ranks;
+    for (u64 index = parts.n_edges * me / ranks + first; index < last; index += step) {
+        u64 const at = parts.edge(index);
+        give_all(parts.singles, at, me, ranks, combine<T, OP>(parts.singles, at, ranks));
+    }
+    if (!barrier.sync(Order::acq_rel)) give_up(call);
+}
+
+template <typename T, u32 OP, bool ONE_SHOT>
+__device__ void run(AllReduce const& call) {
+    LsaBarrier<Cta> barrier(Cta(), call.comm, call.barrier + blockIdx.x);
+    Parts<T> const parts(call);
+    if (ONE_SHOT) one_shot<T, OP>(call, parts, barrier);
+    else two_shot<T, OP>(call, parts, barrier);
+}
+
+template <typename T, bool ONE_SHOT>
+__device__ void dispatch(AllReduce const& call) {
+    switch (call.op) {
+        case SUM: return run<T, SUM, ONE_SHOT>(call);
+        case MEAN: return run<T, MEAN, ONE_SHOT>(call);
+        case MIN: return run<T, MIN, ONE_SHOT>(call);
+        default: return run<T, MAX, ONE_SHOT>(call);
+    }
+}
+
+}  // namespace
+
+#define ALL_REDUCE(NAME, TYPE)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(512) symwin_all_reduce_one_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, true>(call); } \
+    extern "C" __global__ void __launch_bounds__(512) symwin_all_reduce_two_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, false>(call); }
+
+ALL_REDUCE(f32, float)
+ALL_REDUCE(f64, double)
+ALL_REDUCE(i32, i32)
+ALL_REDUCE(i64, i64)
+ALL_REDUCE(u8, u8)
+ALL_REDUCE(f16, f16)
+ALL_REDUCE(bf16, bf16)

@@ -1,0 +1,779 @@
+//! Real GPUs, by the CUDA driver's virtual memory management; loaded at run time.
+//!
+//! [`probe`] says whether there is a driver, [`CudaDriver::new`] makes a device of one GPU, [`devices`] those of a
+//! [`Config`](crate::Config).
+//!
+//! - Memory is made by `cuMemCreate`, exportable by descriptors, and by fabric handles where one was exported and
+//!   imported when the driver was made; it is mapped as a whole, which is all that the CUDA driver can do.
+//! - Every call enters the context and the relaxed mode of stream capture, and leaves both as they were: a capture of the
+//!   user's goes on, whichever thread made the call.
+//! - No call that workers make waits for a kernel. What does so on real drivers (freeing pinned memory, loading modules,
+//!   `cuMemFree`, a fill by memset, which is a kernel) happens when the driver is made, or never: copies and fills
+//!   go by the copy engines from pinned memory.
+//! - Multicast objects are made only where the device and the driver have them and neither `SYMWIN_MULTICAST=0` nor
+//!   `NCCL_NVLS_ENABLE=0` is set.
+#![allow(unsafe_code, reason = "the CUDA driver is a C library")]
+
+mod absent;
+mod books;
+mod enter;
+mod kernels;
+mod names;
+mod pinned;
+mod stream;
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use parking_lot::Mutex;
+
+pub use self::absent::{Absent, probe};
+use self::books::Books;
+use self::enter::Entered;
+use self::kernels::Kernels;
+use self::pinned::{CHUNK_BYTES, Chunk, FlagPage, Pool};
+use self::stream::OwnStream;
+use super::{
+    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
+    HandleKind, Launch, Stream,
+};
+use crate::error::{Error, Misuse, Result};
+use crate::ids::Rank;
+
+/// What is alive in a [`CudaDriver`], for leak tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CudaCounts {
+    /// References to memory that were not released.
+    pub handles: usize,
+    /// Mapped ranges.
+    pub mappings: usize,
+    /// Reserved ranges.
+    pub reservations: usize,
+    /// Streams that were not destroyed.
+    pub streams: usize,
+    /// Recorded events that were neither found passed nor destroyed.
+    pub events: usize,
+    /// Pinned host memory, which stays.
+    pub pinned_bytes: usize,
+}
+
+/// One GPU. Ranks of one process on it share one value.
+pub struct CudaDriver {
+    context: Arc<CudaContext>,
+    info: DeviceInfo,
+    /// By which kinds of handle memory can be exported.
+    handle_types: u32,
+    /// Whether memory can be made for other devices on the bus.
+    gpu_direct: bool,
+    pool: Pool,
+    /// Zeros that fills copy from.
+    zeros: Chunk,
+    /// For copies that callers wait for.
+    copies: OwnStream,
+    flags: Mutex<Vec<Arc<FlagPage>>>,
+    kernels: Kernels,
+    books: Mutex<Books>,
+}
+
+impl CudaDriver {
+    /// The GPU of this number, as `CUDA_VISIBLE_DEVICES` lets this process see it, in its primary context.
+    ///
+    /// # Errors
+    /// [`Error::NoCuda`] says what is missing; what the device says.
+    pub fn new(ordinal: usize) -> Result<Arc<Self>> {
+        probe()?;
+        let count = CudaContext::device_count().map_err(|error| failed(Call::Create, error.0))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if ordinal >= count {
+            return Err(Absent::Device { ordinal, count }.into());
+        }
+        Self::with_context(CudaContext::new(ordinal).map_err(|error| failed(Call::Create, error.0))?)
+    }
+
+    /// The GPU of a context that the program has.
+    ///
+    /// # Errors
+    /// As [`CudaDriver::new`].
+    pub fn with_context(context: Arc<CudaContext>) -> Result<Arc<Self>> {
+        use sys::CUdevice_attribute as A;
+        probe()?;
+        let ordinal = context.ordinal();
+        let name = context.name().map_err(|error| failed(Call::Create, error.0))?;
+        let attribute = |attribute| {
+            context.attribute(attribute).map_err(|error| Error::from(failed(Call::Create, error.0)))
+        };
+        for (needed, what) in [
+            (A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"),
+            (A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory with descriptors"),
+        ] {
+            if attribute(needed)? == 0 {
+                return Err(Absent::Capability { ordinal, name, what }.into());
+            }
+        }
+        let entered = Entered::new(context.cu_ctx(), Call::Create)?;
+        let gpu_direct = attribute(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)? != 0;
+        let fabric = attribute(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED).unwrap_or(0) != 0;
+        let multicast = attribute(A::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED).unwrap_or(0) != 0;
+        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        let fabric = fabric && fabric_works(number, gpu_direct);
+        let handle_types = DESCRIPTORS | if fabric { FABRIC } else { 0 };
+        let memory_bytes = context.total_mem().map_err(|error| failed(Call::Create, error.0))?;
+        let granularity = granularity(&property(number, handle_types, gpu_direct))?;
+        let mut info = DeviceInfo::new(&name, "cuda", memory_bytes as u64, granularity as u64);
+        info.handle_kind = if fabric { HandleKind::Fabric } else { HandleKind::Descriptor };
+        info.ordinal = number;
+        info.multicast = multicast && absent::multicast_is_allowed();
+        info.host_access = absent::host_has_access();
+        let capability = |a| attribute(a).map(|value| u32::try_from(value).unwrap_or(0));
+        let capability = (
+            capability(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            capability(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let pool = Pool::default();
+        let driver = Self {
+            info,
+            handle_types,
+            gpu_direct,
+            zeros: pool.take(Call::Create)?,
+            pool,
+            copies: OwnStream::new()?,
+            flags: Mutex::new(vec![FlagPage::new()?]),
+            kernels: Kernels::load(capability)?,
+            books: Mutex::default(),
+            context: Arc::clone(&context),
+        };
+        drop(entered);
+        Ok(Arc::new(driver))
+    }
+
+    /// The context that it works in.
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// What is alive now.
+    #[must_use]
+    pub fn counts(&self) -> CudaCounts {
+        self.books.lock().counts(self.pool.bytes())
+    }
+
+    fn enter(&self, call: Call) -> Result<Entered, DeviceError> {
+        Entered::new(self.context.cu_ctx(), call)
+    }
+
+    /// Why a call with memory that others made found nothing to share.
+    fn not_shareable(&self, call: Call, address: usize, why: &str) -> DeviceError {
+        match self.address_range(address) {
+            Ok(AddressRange { base, size }) => {
+                let (address, base, size) = (address as u64, base as u64, size as u64);
+                DeviceError::new(call, DeviceProblem::NotShareable { address, base, size, why: why.to_owned() })
+            }
+            Err(error) => DeviceError::new(call, error.problem),
+        }
+    }
+
+    /// Waits for a copy of the device, which takes no longer than its bytes take.
+    fn await_copy(call: Call, event: sys::CUevent) -> Result<(), DeviceError> {
+        let until = Instant::now() + COPY_TAKES_AT_MOST;
+        while !stream::has_passed(call, event)? {
+            if Instant::now() >= until {
+                let seconds = COPY_TAKES_AT_MOST.as_secs();
+                return Err(DeviceError::new(call, DeviceProblem::Late { seconds }));
+            }
+            // The device tells nobody when it is done; others may run meanwhile.
+            std::thread::yield_now();
+        }
+        stream::destroy_event(call, event)
+    }
+}
+
+/// Devices for [`Config::devices`](crate::Config::devices): `ranks_per_gpu` consecutive ranks on each GPU that the process
+/// sees, or in turns where that is not said. Ranks of one process on one GPU share its driver.
+pub fn devices(
+    ranks_per_gpu: Option<u32>,
+) -> impl Fn(Rank) -> Result<Arc<dyn Driver>> + Send + Sync + 'static {
+    let made: Mutex<HashMap<usize, Weak<CudaDriver>>> = Mutex::default();
+    move |rank| {
+        probe()?;
+        let count = CudaContext::device_count().map_err(|error| failed(Call::Create, error.0))?;
+        let count = u32::try_from(count).unwrap_or(0);
+        let ordinal = match ranks_per_gpu {
+            Some(0) => {
+                let (name, why) = ("ranks per GPU".to_owned(), "at least 1".to_owned());
+                return Err(Misuse::BadSetting { name, value: "0".to_owned(), why }.into());
+            }
+            Some(ranks) => rank.get() / ranks,
+            None => rank.get() % count.max(1),
+        } as usize;
+        let mut made = made.lock();
+        if let Some(driver) = made.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(driver);
+        }
+        let driver = CudaDriver::new(ordinal)?;
+        made.insert(ordinal, Arc::downgrade(&driver));
+        Ok(driver)
+    }
+}
+
+impl From<&CudaStream> for Stream {
+    /// A stream that the program has. It must live as long as it is used by this number.
+    fn from(stream: &CudaStream) -> Self {
+        Self(stream.cu_stream() as u64)
+    }
+}
+
+impl From<&Arc<CudaStream>> for Stream {
+    fn from(stream: &Arc<CudaStream>) -> Self {
+        Self::from(&**stream)
+    }
+}
+
+// SAFETY: ranges come from cuMemAddressReserve; mappings of cuMemMap stay until they are unmapped; imports are of what
+// other processes of this library exported, and a mapping beyond their end is refused by the CUDA driver.
+unsafe impl Driver for CudaDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn create(&self, size: usize) -> Result<Handle, DeviceError> {
+        let call = Call::Create;
+        let _entered = self.enter(call)?;
+        let property = property(self.info.ordinal, self.handle_types, self.gpu_direct);
+        let mut handle = 0;
+        // SAFETY: reads the property and writes the handle, both this function's.
+        match unsafe { sys::cuMemCreate(&raw mut handle, size, &raw const property, 0) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: writes two numbers to places of this function's.
+                let _ = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+                let problem = DeviceProblem::OutOfMemory { need: size as u64, available: free as u64 };
+                return Err(DeviceError::new(call, problem));
+            }
+            result => check(call, result)?,
+        }
+        self.books.lock().obtained();
+        Ok(Handle(handle))
+    }
+
+    fn release(&self, handle: Handle) -> Result<(), DeviceError> {
+        let _entered = self.enter(Call::Release)?;
+        // SAFETY: the CUDA driver knows its handles and refuses others.
+        check(Call::Release, unsafe { sys::cuMemRelease(handle.0) })?;
+        self.books.lock().released();
+        Ok(())
+    }
+
+    /// Memory that cannot be shared is refused here, whether or not this communicator has other processes: a program
+    /// works in threads and in processes, or in neither.
+    fn retain(&self, address: usize) -> Result<Handle, DeviceError> {
+        let call = Call::Retain;
+        let _entered = self.enter(call)?;
+        let mut handle = 0;
+        let pointer = std::ptr::without_provenance_mut(address);
+        // SAFETY: writes the handle to a place of this function's; the pointer is looked up only.
+        match unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer) } {
+            sys::CUresult::CUDA_ERROR_INVALID_VALUE => {
+                return Err(self.not_shareable(call, address, "it was not made by cuMemCreate"));
+            }
+            result => check(call, result)?,
+        }
+        self.books.lock().obtained();
+        let mut property = property(0, 0, false);
+        // SAFETY: writes the property to a place of this function's; the handle is a live one.
+        let asked = unsafe { sys::cuMemGetAllocationPropertiesFromHandle(&raw mut property, handle) };
+        let refused = match check(call, asked) {
+            Ok(()) if property.requestedHandleTypes.0 & DESCRIPTORS != 0 => return Ok(Handle(handle)),
+            Ok(()) => self.not_shareable(call, address, "it was made without descriptors as handle type"),
+            Err(error) => error,
+        };
+        self.release(Handle(handle))?;
+        Err(refused)
+    }
+
+    fn address_range(&self, address: usize) -> Result<AddressRange, DeviceError> {
+        let call = Call::AddressRange;
+        let _entered = self.enter(call)?;
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: writes two numbers to places of this function's; the address is looked up only.
+        match unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address as u64) } {
+            sys::CUresult::CUDA_ERROR_NOT_FOUND | sys::CUresult::CUDA_ERROR_INVALID_VALUE => {
+                let problem = DeviceProblem::ForeignAddress { address: address as u64 };
+                return Err(DeviceError::new(call, problem));
+            }
+            result => check(call, result)?,
+        }
+        Ok(AddressRange { base: usize::try_from(base).unwrap_or(usize::MAX), size })
+    }
+
+    fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
+        let call = Call::Export;
+        let _entered = self.enter(call)?;
+        match kind {
+            HandleKind::Descriptor => {
+                let mut fd: i32 = -1;
+                let to = (&raw mut fd).cast::<c_void>();
+                let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                // SAFETY: of this kind of handle the CUDA driver writes an int, which there is place for.
+                check(call, unsafe { sys::cuMemExportToShareableHandle(to, handle.0, kind, 0) })?;
+                // SAFETY: the descriptor is new, and this process's to close.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                let flags = rustix::io::FdFlags::CLOEXEC;
+                rustix::io::fcntl_setfd(&fd, flags).map_err(|errno| DeviceError::os(call, errno))?;
+                Ok(Exported::Descriptor(Arc::new(fd)))
+            }
+            HandleKind::Fabric => {
+                let mut bytes = [0; 64];
+                let to = bytes.as_mut_ptr().cast::<c_void>();
+                let kind = fabric_type();
+                // SAFETY: of this kind of handle the CUDA driver writes 64 bytes, which there is place for.
+                check(call, unsafe { sys::cuMemExportToShareableHandle(to, handle.0, kind, 0) })?;
+                Ok(Exported::Fabric(bytes))
+            }
+        }
+    }
+
+    /// How much memory it is cannot be asked: a mapping of another size is refused later.
+    fn import(&self, exported: &Exported, _: usize) -> Result<Handle, DeviceError> {
+        let call = Call::Import;
+        let _entered = self.enter(call)?;
+        let mut bytes;
+        let (from, kind) = match exported {
+            Exported::Descriptor(fd) => {
+                let fd = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
+                let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                // The descriptor itself goes where a pointer goes, and stays this process's to close.
+                (std::ptr::without_provenance_mut::<c_void>(fd), kind)
+            }
+            Exported::Fabric(handle) => {
+                bytes = *handle;
+                (bytes.as_mut_ptr().cast(), fabric_type())
+            }
+        };
+        let mut handle = 0;
+        // SAFETY: what is imported lives during the call: a descriptor that is borrowed, or 64 bytes.
+        check(call, unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, from, kind) })?;
+        self.books.lock().obtained();
+        Ok(Handle(handle))
+    }
+
+    fn reserve(&self, size: usize, align: usize) -> Result<usize, DeviceError> {
+        let call = Call::Reserve;
+        let _entered = self.enter(call)?;
+        let mut base = 0;
+        // SAFETY: writes the address to a place of this function's.
+        check(call, unsafe { sys::cuMemAddressReserve(&raw mut base, size, align, 0, 0) })?;
+        let base = usize::try_from(base).unwrap_or(usize::MAX);
+        self.books.lock().reserved(base, size);
+        Ok(base)
+    }
+
+    unsafe fn free(&self, base: usize, size: usize) -> Result<(), DeviceError> {
+        let call = Call::Free;
+        let runs = self.books.lock().runs_of(base, size).ok_or_else(|| {
+            let what = format!("{size} bytes at {base:#x} are no reservation");
+            DeviceError::new(call, DeviceProblem::Argument { what })
+        })?;
+        for (address, size) in runs {
+            // SAFETY: the caller says that nobody uses these addresses.
+            unsafe { self.unmap(address, size) }.map_err(|error| DeviceError::new(call, error.problem))?;
+        }
+        let _entered = self.enter(call)?;
+        // SAFETY: a whole reservation, as the books say, that nobody uses, as the caller says.
+        check(call, unsafe { sys::cuMemAddressFree(base as u64, size) })?;
+        self.books.lock().freed(base);
+        Ok(())
+    }
+
+    unsafe fn map(
+        &self,
+        address: usize,
+        size: usize,
+        offset: usize,
+        handle: Handle,
+    ) -> Result<(), DeviceError> {
+        let _entered = self.enter(Call::Map)?;
+        // SAFETY: the caller says that the range is reserved and free.
+        check(Call::Map, unsafe { sys::cuMemMap(address as u64, size, offset, handle.0, 0) })?;
+        self.books.lock().mapped(address, size);
+        Ok(())
+    }
+
+    fn set_access(&self, address: usize, size: usize, ordinals: &[i32]) -> Result<(), DeviceError> {
+        let _entered = self.enter(Call::SetAccess)?;
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = |&ordinal: &i32| sys::CUmemAccessDesc { location: device_location(ordinal), flags };
+        let descriptions: Vec<_> = ordinals.iter().map(access).collect();
+        let (first, count) = (descriptions.as_ptr(), descriptions.len());
+        // SAFETY: reads as many descriptions as there are.
+        check(Call::SetAccess, unsafe { sys::cuMemSetAccess(address as u64, size, first, count) })
+    }
+
+    unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError> {
+        let _entered = self.enter(Call::Unmap)?;
+        // SAFETY: the caller says that nobody uses these addresses.
+        check(Call::Unmap, unsafe { sys::cuMemUnmap(address as u64, size) })?;
+        self.books.lock().unmapped(address, size);
+        Ok(())
+    }
+
+    fn stream_create(&self) -> Result<Stream, DeviceError> {
+        let _entered = self.enter(Call::StreamCreate)?;
+        let stream = OwnStream::new()?;
+        let number = stream.raw() as u64;
+        self.books.lock().streams.insert(number, stream);
+        Ok(Stream(number))
+    }
+
+    fn stream_destroy(&self, stream: Stream) -> Result<(), DeviceError> {
+        let call = Call::StreamDestroy;
+        let _entered = self.enter(call)?;
+        let mut books = self.books.lock();
+        let own = books.streams.remove(&stream.0).ok_or_else(|| unknown(call, stream.0))?;
+        let events: Vec<u64> =
+            books.events.iter().filter(|(_, of)| **of == stream.0).map(|(&event, _)| event).collect();
+        for event in &events {
+            books.events.remove(event);
+        }
+        drop(books);
+        for event in events {
+            stream::destroy_event(call, event as sys::CUevent)?;
+        }
+        own.destroy(&self.pool)
+    }
+
+    unsafe fn copy(&self, stream: Stream, to: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let call = Call::Copy;
+        let _entered = self.enter(call)?;
+        let mut books = self.books.lock();
+        let own = books.streams.get_mut(&stream.0).ok_or_else(|| unknown(call, stream.0))?;
+        // SAFETY: the caller's promise.
+        unsafe { own.copy(&self.pool, call, to, bytes) }
+    }
+
+    unsafe fn fill(&self, stream: Stream, to: usize, byte: u8, size: usize) -> Result<(), DeviceError> {
+        let call = Call::Fill;
+        let _entered = self.enter(call)?;
+        let mut books = self.books.lock();
+        let own = books.streams.get_mut(&stream.0).ok_or_else(|| unknown(call, stream.0))?;
+        for offset in (0..size).step_by(CHUNK_BYTES) {
+            let (at, len) = (to + offset, CHUNK_BYTES.min(size - offset));
+            if byte == 0 {
+                let from = self.zeros.as_ptr().cast::<c_void>();
+                // SAFETY: the caller says that the place is mapped; the zeros live as long as this driver and are never
+                // written.
+                check(call, unsafe { sys::cuMemcpyHtoDAsync_v2(at as u64, from, len, own.raw()) })?;
+            } else {
+                // SAFETY: the caller's promise.
+                unsafe { own.copy(&self.pool, call, at, &vec![byte; len]) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The stream may be one of the program's own.
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError> {
+        let call = Call::Record;
+        let _entered = self.enter(call)?;
+        let raw = stream.0 as sys::CUstream;
+        if stream::is_capturing(call, raw)? {
+            let what = "the stream is being captured: it has no present end that could pass".to_owned();
+            return Err(DeviceError::new(call, DeviceProblem::Argument { what }));
+        }
+        let event = stream::record(call, raw)? as u64;
+        self.books.lock().events.insert(event, stream.0);
+        Ok(Event(event))
+    }
+
+    fn done(&self, event: Event) -> Result<bool, DeviceError> {
+        let call = Call::Done;
+        let _entered = self.enter(call)?;
+        let mut books = self.books.lock();
+        if !books.events.contains_key(&event.0) {
+            return Err(unknown(call, event.0));
+        }
+        let raw = event.0 as sys::CUevent;
+        if !stream::has_passed(call, raw)? {
+            return Ok(false);
+        }
+        books.events.remove(&event.0);
+        stream::destroy_event(call, raw).map(|()| true)
+    }
+
+    fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
+        let call = Call::EventDestroy;
+        let _entered = self.enter(call)?;
+        self.books.lock().events.remove(&event.0).ok_or_else(|| unknown(call, event.0))?;
+        stream::destroy_event(call, event.0 as sys::CUevent)
+    }
+
+    unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let call = Call::Load;
+        if self.info.host_access {
+            // SAFETY: the caller says that the range is mapped, and host code has access to it.
+            unsafe { super::words::load(from, bytes) };
+            return Ok(());
+        }
+        let _entered = self.enter(call)?;
+        let mut under_way = std::collections::VecDeque::new();
+        let mut pieces = bytes.chunks_mut(CHUNK_BYTES).zip((from..).step_by(CHUNK_BYTES));
+        loop {
+            let next = if under_way.len() < COPIES_AT_ONCE { pieces.next() } else { None };
+            if let Some((piece, at)) = next {
+                let chunk = self.pool.take(call)?;
+                let to = chunk.as_ptr().cast::<c_void>();
+                // SAFETY: the caller says that the range is mapped; the chunk is this copy's until it has been waited
+                // for.
+                check(call, unsafe {
+                    sys::cuMemcpyDtoHAsync_v2(to, at as u64, piece.len(), self.copies.raw())
+                })?;
+                under_way.push_back((stream::record(call, self.copies.raw())?, chunk, piece));
+            } else if let Some((event, chunk, piece)) = under_way.pop_front() {
+                Self::await_copy(call, event)?;
+                chunk.read(piece);
+                self.pool.give(chunk);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    unsafe fn store(&self, to: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let call = Call::Store;
+        if self.info.host_access {
+            // SAFETY: the caller says that the range is mapped, and host code has access to it.
+            unsafe { super::words::store(to, bytes) };
+            return Ok(());
+        }
+        let _entered = self.enter(call)?;
+        let mut under_way = std::collections::VecDeque::new();
+        let mut pieces = bytes.chunks(CHUNK_BYTES).zip((to..).step_by(CHUNK_BYTES));
+        loop {
+            let next = if under_way.len() < COPIES_AT_ONCE { pieces.next() } else { None };
+            if let Some((piece, at)) = next {
+                let mut chunk = self.pool.take(call)?;
+                let from = chunk.write(0, piece);
+                // SAFETY: the caller says that the range is mapped; the chunk is this copy's until it has been waited
+                // for.
+                check(call, unsafe {
+                    sys::cuMemcpyHtoDAsync_v2(at as u64, from, piece.len(), self.copies.raw())
+                })?;
+                under_way.push_back((stream::record(call, self.copies.raw())?, chunk));
+            } else if let Some((event, chunk)) = under_way.pop_front() {
+                Self::await_copy(call, event)?;
+                self.pool.give(chunk);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn flag(&self) -> Result<Option<Arc<dyn Flag>>, DeviceError> {
+        let _entered = self.enter(Call::Flag)?;
+        let mut pages = self.flags.lock();
+        let free = pages.iter().find_map(FlagPage::take);
+        let word = match free {
+            Some(word) => word,
+            None => {
+                pages.push(FlagPage::new()?);
+                let fresh = pages.last().and_then(FlagPage::take);
+                fresh.expect("a new page has words")
+            }
+        };
+        Ok(Some(word))
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceError> {
+        let _entered = self.enter(Call::Launch)?;
+        stream::is_capturing(Call::Launch, stream.0 as sys::CUstream)
+    }
+
+    fn stream_wait(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
+        let call = Call::StreamWait;
+        let _entered = self.enter(call)?;
+        if !self.books.lock().events.contains_key(&event.0) {
+            return Err(unknown(call, event.0));
+        }
+        let (stream, event) = (stream.0 as sys::CUstream, event.0 as sys::CUevent);
+        // SAFETY: the event is alive, as the books say, and the stream is the caller's.
+        check(call, unsafe { sys::cuStreamWaitEvent(stream, event, 0) })
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: &Launch<'_>) -> Result<(), DeviceError> {
+        let _entered = self.enter(Call::Launch)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.launch(stream.0 as sys::CUstream, launch) }
+    }
+
+    fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
+        let call = Call::MulticastCreate;
+        self.check_multicast(call)?;
+        let _entered = self.enter(call)?;
+        let property = sys::CUmulticastObjectProp {
+            numDevices: u32::try_from(devices).unwrap_or(u32::MAX),
+            size,
+            handleTypes: self.handle_types.into(),
+            flags: 0,
+        };
+        let mut handle = 0;
+        // SAFETY: reads the property and writes the handle, both this function's.
+        check(call, unsafe { sys::cuMulticastCreate(&raw mut handle, &raw const property) })?;
+        self.books.lock().obtained();
+        Ok(Handle(handle))
+    }
+
+    fn multicast_add_device(&self, multicast: Handle) -> Result<(), DeviceError> {
+        let call = Call::MulticastAddDevice;
+        self.check_multicast(call)?;
+        let _entered = self.enter(call)?;
+        // SAFETY: the CUDA driver knows its handles and refuses others.
+        check(call, unsafe { sys::cuMulticastAddDevice(multicast.0, self.context.cu_device()) })
+    }
+
+    fn multicast_bind(
+        &self,
+        multicast: Handle,
+        at: usize,
+        memory: Handle,
+        size: usize,
+    ) -> Result<(), DeviceError> {
+        let call = Call::MulticastBind;
+        self.check_multicast(call)?;
+        let _entered = self.enter(call)?;
+        // SAFETY: the CUDA driver knows its handles and refuses others.
+        check(call, unsafe { sys::cuMulticastBindMem(multicast.0, at, memory.0, 0, size, 0) })
+    }
+
+    fn multicast_unbind(&self, multicast: Handle, at: usize, size: usize) -> Result<(), DeviceError> {
+        let call = Call::MulticastUnbind;
+        self.check_multicast(call)?;
+        let _entered = self.enter(call)?;
+        let device = self.context.cu_device();
+        // SAFETY: the CUDA driver knows its handles and refuses others.
+        check(call, unsafe { sys::cuMulticastUnbind(multicast.0, device, at, size) })
+    }
+}
+
+impl CudaDriver {
+    /// No entry point of multicast is touched where it may not be.
+    fn check_multicast(&self, call: Call) -> Result<(), DeviceError> {
+        if self.info.multicast { Ok(()) } else { Err(super::no_multicast(call)) }
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        let left = self.counts();
+        if left.reservations > 0 {
+            // Unmapping needs the promise that no one uses the addresses, which nobody gave.
+            tracing::warn!(target: "symwin::driver", ?left, "CUDA device dropped with ranges in place");
+        }
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver").field("info", &self.info).field("counts", &self.counts()).finish_non_exhaustive()
+    }
+}
+
+/// Whether a fabric handle can be exported and imported: that the device has the attribute says little, as a daemon must
+/// run and permit it. The caller has entered the context.
+fn fabric_works(ordinal: i32, gpu_direct: bool) -> bool {
+    let property = property(ordinal, DESCRIPTORS | FABRIC, gpu_direct);
+    let Ok(size) = granularity(&property) else { return false };
+    let mut memory = 0;
+    // SAFETY: reads the property and writes the handle, both this function's.
+    let made = unsafe { sys::cuMemCreate(&raw mut memory, size, &raw const property, 0) };
+    if made != sys::CUresult::CUDA_SUCCESS {
+        return false;
+    }
+    let mut bytes = [0_u8; 64];
+    let handle = bytes.as_mut_ptr().cast::<c_void>();
+    // SAFETY: of this kind of handle the CUDA driver writes 64 bytes, which there is place for.
+    let exported = unsafe { sys::cuMemExportToShareableHandle(handle, memory, fabric_type(), 0) };
+    let mut works = exported == sys::CUresult::CUDA_SUCCESS;
+    if works {
+        let mut imported = 0;
+        // SAFETY: reads those 64 bytes and writes the handle.
+        let result = unsafe { sys::cuMemImportFromShareableHandle(&raw mut imported, handle, fabric_type()) };
+        works = result == sys::CUresult::CUDA_SUCCESS;
+        if works {
+            // SAFETY: it was imported just now.
+            works = unsafe { sys::cuMemRelease(imported) } == sys::CUresult::CUDA_SUCCESS;
+        }
+    }
+    // SAFETY: it was made above.
+    works & (unsafe { sys::cuMemRelease(memory) } == sys::CUresult::CUDA_SUCCESS)
+}
+
+fn granularity(property: &sys::CUmemAllocationProp) -> Result<usize, DeviceError> {
+    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    let mut bytes = 0;
+    // SAFETY: reads the property and writes the number, both the callers'.
+    check(Call::Create, unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, property, option) })?;
+    Ok(bytes.max(4096))
+}
+
+/// What memory is asked to be.
+fn property(ordinal: i32, handle_types: u32, gpu_direct: bool) -> sys::CUmemAllocationProp {
+    // SAFETY: all-zero is a value of this plain C struct: no type, no handles, no location.
+    let mut property: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    property.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    property.requestedHandleTypes = sys::CUmemAllocationHandleType(handle_types);
+    property.location = device_location(ordinal);
+    property.allocFlags.gpuDirectRDMACapable = u8::from(gpu_direct);
+    property
+}
+
+/// The place of a device's memory, whichever version of the bindings the program chose: later ones have a union for the
+/// number.
+fn device_location(ordinal: i32) -> sys::CUmemLocation {
+    const {
+        assert!(size_of::<sys::CUmemLocation>() == 8 && align_of::<sys::CUmemLocation>() == 4);
+    }
+    // SAFETY: all-zero is a value of this plain C struct.
+    let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
+    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    let tag = (&raw mut location).cast::<i32>();
+    // SAFETY: the struct is two words, by the assertion.
+    let number = unsafe { tag.add(1) };
+    // SAFETY: the second word is the number in every version.
+    unsafe { number.write(ordinal) };
+    location
+}
+
+fn fabric_type() -> sys::CUmemAllocationHandleType {
+    sys::CUmemAllocationHandleType(FABRIC)
+}
+
+fn unknown(call: Call, handle: u64) -> DeviceError {
+    DeviceError::new(call, DeviceProblem::InvalidHandle { handle })
+}
+
+/// The error of a call, if it has one.
+fn check(call: Call, result: sys::CUresult) -> Result<(), DeviceError> {
+    if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failed(call, result)) }
+}
+
+fn failed(call: Call, result: sys::CUresult) -> DeviceError {
+    let code = result as u32;
+    let mut name = names::name(code);
+    if names::is_sticky(code) {
+        name.push_str(": a kernel that ran before has ended the context; nothing works in it any more");
+    }
+    DeviceError::new(call, DeviceProblem::Cuda { code, name })
+}
+
+const DESCRIPTORS: u32 = 1;
+const FABRIC: u32 = 8;
+/// Copies that a caller's load or store has under way at a time.
+const COPIES_AT_ONCE: usize = 4;
+/// A copy of a chunk takes microseconds, or some milliseconds beside kernels that fill the device.
+const COPY_TAKES_AT_MOST: Duration = Duration::from_secs(60);
