@@ -83,7 +83,9 @@ impl DevComm {
                 n_slots: ll.slots,
             }),
             ll_a2a_blocks: plan.ll_a2a.map_or(0, |ll| ll.blocks),
+            lookup: 0,
             abort_flag: 0,
+            timeout_ns: 0,
         };
         let who = Who { comm_name: agreed.name.clone(), me: agreed.me().clone(), team: agreed.lsa_peers() };
         let by_address = Arc::clone(core);
