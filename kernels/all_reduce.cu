@@ -164,7 +164,7 @@ __device__ V combine(Places<V> const& places, u64 index, u32 ranks) {
 
 __device__ inline void give_up(AllReduce const& call) {
     if (threadIdx.x == 0 && call.comm.abort_flag != 0) {
-        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(call.comm.abort_flag), "r"(TIMED_OUT) : "memory");
+        st_relaxed(detail::to_pointer<u32>(call.comm.abort_flag), TIMED_OUT);
     }
 }
 
@@ -180,8 +180,8 @@ template <typename T> struct Parts {
     u64 skip;
 
     __device__ explicit Parts(AllReduce const& call) {
-        char* const input = lsa_ptr<char>(call.input, call.input_offset, 0);
-        char* const output = lsa_ptr<char>(call.output, call.output_offset, 0);
+        char* const input = lsa_pointer<char>(*call.input, call.input_offset, 0);
+        char* const output = lsa_pointer<char>(*call.output, call.output_offset, 0);
         u64 const input_stride = u64(call.input->stride_4g) << 32;
         u64 const output_stride = u64(call.output->stride_4g) << 32;
         u64 const count = call.count;

@@ -235,6 +235,100 @@ pub struct DevComm248 {
     pub endpoint_multimem_barrier: OtherBarrierHandle,
 }
 
+/// The device communicator of symwin's own header, `include/symwin.cuh`, where it is `symwin::DevComm`. Passed to
+/// kernels by value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct KernelComm {
+    /// [`KERNEL_MAGIC`].
+    pub magic: u32,
+    /// [`KERNEL_VERSION`].
+    pub version: u32,
+    /// This rank in the world.
+    pub rank: i32,
+    /// The size of the world.
+    pub n_ranks: i32,
+    /// This rank in its LSA team.
+    pub lsa_rank: i32,
+    /// The size of the LSA team.
+    pub lsa_size: i32,
+    /// The first chunk of the window table.
+    pub window_table: u64,
+    /// The [`LookupHead`], 0 where there is none.
+    pub lookup: u64,
+    /// The [`Window`] of the resource buffers.
+    pub resource_window: u64,
+    /// The part of it that pointers need.
+    pub resource: ResourceWindow,
+    /// The size of each rank's resource buffers in bytes.
+    pub resource_bytes: u64,
+    /// The multicast object of the LSA team.
+    pub lsa_multimem: MultimemHandle,
+    /// The LSA barriers.
+    pub lsa_barrier: LsaBarrierHandle,
+    /// The buffers of the LL all-to-all.
+    pub ll_a2a: LlA2aHandle,
+    /// How many blocks they are for.
+    pub ll_a2a_blocks: u32,
+    /// Padding.
+    pub reserved_0: u32,
+    /// A 32-bit word that is not 0 once the communicator has failed; 0 where there is none.
+    pub abort_flag: u64,
+    /// How long a wait may take in nanoseconds, 0 if it may for ever.
+    pub timeout_ns: u64,
+    /// Padding.
+    pub reserved_1: u64,
+}
+
+/// What a [`KernelComm`] begins with: `symw` in memory.
+pub const KERNEL_MAGIC: u32 = u32::from_le_bytes(*b"symw");
+
+/// The version of [`KernelComm`]'s layout.
+pub const KERNEL_VERSION: u32 = 1;
+
+/// Where the lookup of a window begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct LookupHead {
+    /// Counts publications; written before one begins.
+    pub sequence: u64,
+    /// The [`LookupTree`] to search, 0 before the first one; written when that is whole.
+    pub tree: u64,
+}
+
+/// What a lookup tree begins with. Its nodes follow, level by level from the root down, then its leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct LookupTree {
+    /// How many leaves.
+    pub n_leaves: u32,
+    /// How many levels of nodes.
+    pub levels: u32,
+    /// Padding, so that nodes are cache lines.
+    pub reserved: [u32; 30],
+}
+
+/// Children of a node of a lookup tree.
+pub const LOOKUP_KEYS: usize = 16;
+
+/// A node of a lookup tree: one cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct LookupNode {
+    /// The first address of each child in order; all ones where there is no child.
+    pub keys: [u64; LOOKUP_KEYS],
+}
+
+/// A leaf of a lookup tree: what is found in one piece of the addresses. Its key is where the piece begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout)]
+#[repr(C)]
+pub struct LookupLeaf {
+    /// The address behind the piece, 0 where no window is left there.
+    pub end: u64,
+    /// The device address of the window's [`Window`], 0 where no window is left.
+    pub window: u64,
+}
+
 /// Checks a struct's size and the offsets of its fields at compile time.
 macro_rules! layout {
     ($type:ty, $size:literal, { $($field:ident @ $offset:literal),* $(,)? }) => {
@@ -270,3 +364,12 @@ layout!(DevComm248, 248, {
     endpoint_multimem_size_reciprocal @ 220, endpoint_unicast @ 224, endpoint_multicast @ 228,
     endpoint_barrier @ 232, endpoint_multimem_barrier @ 240,
 });
+layout!(KernelComm, 128, {
+    magic @ 0, version @ 4, rank @ 8, n_ranks @ 12, lsa_rank @ 16, lsa_size @ 20, window_table @ 24, lookup @ 32,
+    resource_window @ 40, resource @ 48, resource_bytes @ 64, lsa_multimem @ 72, lsa_barrier @ 80, ll_a2a @ 88,
+    ll_a2a_blocks @ 96, reserved_0 @ 100, abort_flag @ 104, timeout_ns @ 112, reserved_1 @ 120,
+});
+layout!(LookupHead, 16, { sequence @ 0, tree @ 8 });
+layout!(LookupTree, 128, { n_leaves @ 0, levels @ 4 });
+layout!(LookupNode, 128, { keys @ 0 });
+layout!(LookupLeaf, 16, { end @ 0, window @ 8 });

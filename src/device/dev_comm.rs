@@ -2,7 +2,8 @@
 //! for. The newest comes first; older layouts join it as functions of their own.
 
 use crate::device::abi::{
-    DevComm248, LlA2aHandle, LsaBarrierHandle, MAGIC, MultimemHandle, ResourceWindow, Window,
+    DevComm248, KERNEL_MAGIC, KERNEL_VERSION, KernelComm, LlA2aHandle, LsaBarrierHandle, MAGIC,
+    MultimemHandle, ResourceWindow, Window,
 };
 
 /// What a device communicator says, whatever layout its kernels expect.
@@ -33,11 +34,41 @@ pub struct DevComm {
     pub ll_a2a: LlA2aHandle,
     /// How many blocks they are for, 0 where there are none.
     pub ll_a2a_blocks: u32,
+    /// The device address of the [lookup tree's head](crate::device::abi::LookupHead), 0 where there is none.
+    pub lookup: u64,
     /// The device address of a word that is not 0 once the communicator has failed, 0 where there is none.
     pub abort_flag: u64,
+    /// How long a wait in a kernel may take in nanoseconds, 0 if it may for ever.
+    pub timeout_ns: u64,
 }
 
 impl DevComm {
+    /// The layout of symwin's own header, `include/symwin.cuh`.
+    #[must_use]
+    pub fn to_kernel(&self) -> KernelComm {
+        KernelComm {
+            magic: KERNEL_MAGIC,
+            version: KERNEL_VERSION,
+            rank: self.rank.cast_signed(),
+            n_ranks: self.n_ranks.cast_signed(),
+            lsa_rank: self.lsa_rank.cast_signed(),
+            lsa_size: self.lsa_size.cast_signed(),
+            window_table: self.window_table,
+            lookup: self.lookup,
+            resource_window: self.resource_window,
+            resource: ResourceWindow::from(&self.resource),
+            resource_bytes: self.resource_bytes,
+            lsa_multimem: self.lsa_multimem,
+            lsa_barrier: self.lsa_barrier,
+            ll_a2a: self.ll_a2a,
+            ll_a2a_blocks: self.ll_a2a_blocks,
+            reserved_0: 0,
+            abort_flag: self.abort_flag,
+            timeout_ns: self.timeout_ns,
+            reserved_1: 0,
+        }
+    }
+
     /// The layout of the headers 2.31 and 2.32, marked with the version (as `NCCL_VERSION_CODE` counts) of the
     /// headers that the caller was compiled with.
     #[must_use]

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`abi`] | the structs that kernels read, with NCCL's own layouts |
 //! | [`dev_comm`] | the device communicator, free of any version, and its layouts |
+//! | [`header`] | the same for kernels of a GPU: a header in CUDA C++ |
 //! | [`mod@pointer`] | the pointer arithmetic over a window's bytes; no access |
 //! | [`watch`] | how waits in kernels learn that their communicator has failed |
 //! | [`kernel`] | host kernels: closures on threads over the very same structs |
@@ -22,6 +23,7 @@ pub mod barrier;
 pub mod bell;
 mod claim;
 pub mod dev_comm;
+pub mod header;
 pub mod kernel;
 pub mod ll_a2a;
 pub(crate) mod peer;

@@ -83,7 +83,9 @@ impl DevComm {
                 n_slots: ll.slots,
             }),
             ll_a2a_blocks: plan.ll_a2a.map_or(0, |ll| ll.blocks),
+            lookup: 0,
             abort_flag: core.flag.get().map_or(0, |flag| flag.address()),
+            timeout_ns: u64::try_from(core.deadline.as_nanos()).unwrap_or(u64::MAX),
         };
         let who = Who { comm_name: agreed.name.clone(), me: agreed.me().clone(), team: agreed.lsa_peers() };
         let by_address = Arc::clone(core);

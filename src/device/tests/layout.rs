@@ -34,6 +34,8 @@ fn a_dev_comm_of_248_bytes_has_each_value_at_its_offset() {
         ll_a2a: LlA2aHandle { buffer: 22, n_slots: 9 },
         ll_a2a_blocks: 3,
         abort_flag: 0xaaaa,
+        lookup: 0xbbbb,
+        timeout_ns: 0xcccc,
     }
     .to_248(23_203);
     let bytes = dev.as_bytes();
