@@ -27,7 +27,7 @@ struct AllReduce {
 
 constexpr u32 TIMED_OUT = 2;
 // Vectors of 16 bytes whose results a thread of the one-shot kernel holds.
-constexpr int HELD = 4;
+constexpr int HELD = 2;
 
 // Halves as their bits; arithmetic is in f32, which holds them exactly.
 struct f16 { u16 bits; };
@@ -86,25 +86,25 @@ template <> struct Number<u8> : Integer<u8, u32, u32> {};
 template <> struct Number<i32> : Integer<i32, i64, u64> {};
 template <> struct Number<i64> : Integer<i64, __int128, unsigned __int128> {};
 
-// The first of several inputs, then the others in order.
-template <typename T, u32 OP> struct Partial {
+// The first of several inputs, then the others in order. EXTREME: the smallest or largest, else the sum or mean; which
+// of the two is known at run time only, as it costs nothing beside the loads.
+template <typename T, bool EXTREME> struct Partial {
     typename Number<T>::Wide value;
 
-    __device__ void first(T x) { value = Number<T>::widen(x); }
-
-    __device__ void next(T x) {
+    __device__ void add(T x, bool is_first, u32 op) {
         auto const wide = Number<T>::widen(x);
-        if (OP == SUM || OP == MEAN) {
-            value = Number<T>::add(value, wide);
-        } else {
+        if (EXTREME) {
             // The earlier one where they are in order, or it is a NaN, which differs from itself.
-            bool const in_order = OP == MIN ? value <= wide : value >= wide;
-            if (!(in_order || value != value)) value = wide;
+            bool const in_order = op == MIN ? value <= wide : value >= wide;
+            bool const keeps = in_order || value != value;
+            if (is_first || !keeps) value = wide;
+        } else {
+            value = is_first ? wide : Number<T>::add(value, wide);
         }
     }
 
-    __device__ T result(u32 inputs) const {
-        return Number<T>::narrow(OP == MEAN ? Number<T>::mean(value, inputs) : value);
+    __device__ T result(u32 op, u32 inputs) const {
+        return Number<T>::narrow(!EXTREME && op == MEAN ? Number<T>::mean(value, inputs) : value);
     }
 };
 
@@ -135,11 +135,12 @@ template <typename V> struct Places {
     }
 };
 
-template <typename T, u32 OP, typename V>
-__device__ V combine(Places<V> const& places, u64 index, u32 ranks) {
-    Partial<T, OP> partial[V::LEN];
+template <typename T, bool EXTREME, typename V>
+__device__ V combine(Places<V> const& places, u64 index, u32 op, u32 ranks) {
+    Partial<T, EXTREME> partial[V::LEN];
     // Loads of four ranks are under way at a time.
     V ahead[4];
+    #pragma unroll 1
     for (u32 base = 0; base < ranks; base += 4) {
         #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -149,16 +150,13 @@ __device__ V combine(Places<V> const& places, u64 index, u32 ranks) {
         for (u32 i = 0; i < 4; i++) {
             if (base + i < ranks) {
                 #pragma unroll
-                for (int j = 0; j < V::LEN; j++) {
-                    if (base + i == 0) partial[j].first(ahead[i].at[j]);
-                    else partial[j].next(ahead[i].at[j]);
-                }
+                for (int j = 0; j < V::LEN; j++) partial[j].add(ahead[i].at[j], i == 0 && base == 0, op);
             }
         }
     }
     V result;
     #pragma unroll
-    for (int j = 0; j < V::LEN; j++) result.at[j] = partial[j].result(ranks);
+    for (int j = 0; j < V::LEN; j++) result.at[j] = partial[j].result(op, ranks);
     return result;
 }
 
@@ -191,8 +189,9 @@ template <typename T> struct Parts {
         n_vectors = (count - head) / Vector<T>::LEN;
         skip = n_vectors * Vector<T>::LEN;
         n_edges = count - skip;
-        singles = {input, output, input_stride, output_stride};
-        vectors = {input + head * sizeof(T), output + head * sizeof(T), input_stride, output_stride};
+        singles = Places<Single<T>>{input, output, input_stride, output_stride};
+        u64 const skipped = head * sizeof(T);
+        vectors = Places<Vector<T>>{input + skipped, output + skipped, input_stride, output_stride};
     }
 
     __device__ u64 edge(u64 index) const { return index < head ? index : index + skip; }
@@ -200,7 +199,7 @@ template <typename T> struct Parts {
 
 // One shot: everyone reads all inputs and keeps its results until everyone has read, so the output may be the input.
 // The host sees to it that all elements have a place: HELD vectors and HELD edges for each thread.
-template <typename T, u32 OP>
+template <typename T, bool EXTREME>
 __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
     u32 const ranks = call.comm.lsa_size;
     u32 const me = call.comm.lsa_rank;
@@ -212,8 +211,8 @@ __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrie
     #pragma unroll
     for (int i = 0; i < HELD; i++) {
         u64 const index = first + i * step;
-        if (index < parts.n_vectors) vectors[i] = combine<T, OP>(parts.vectors, index, ranks);
-        if (index < parts.n_edges) edges[i] = combine<T, OP>(parts.singles, parts.edge(index), ranks);
+        if (index < parts.n_vectors) vectors[i] = combine<T, EXTREME>(parts.vectors, index, call.op, ranks);
+        if (index < parts.n_edges) edges[i] = combine<T, EXTREME>(parts.singles, parts.edge(index), call.op, ranks);
     }
     if (!barrier.sync(Order::acq_rel)) return give_up(call);
     #pragma unroll
@@ -231,7 +230,7 @@ __device__ void give_all(Places<V> const& places, u64 index, u32 me, u32 ranks, 
 }
 
 // Two shots: each rank combines its share and writes it to everyone.
-template <typename T, u32 OP>
+template <typename T, bool EXTREME>
 __device__ void two_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
     u32 const ranks = call.comm.lsa_size;
     u32 const me = call.comm.lsa_rank;
@@ -240,32 +239,28 @@ __device__ void two_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrie
     if (!barrier.sync(Order::acq_rel)) return give_up(call);
     u64 const end = parts.n_vectors * (me + 1) / ranks;
     for (u64 index = parts.n_vectors * me / ranks + first; index < end; index += step) {
-        give_all(parts.vectors, index, me, ranks, combine<T, OP>(parts.vectors, index, ranks));
+        give_all(parts.vectors, index, me, ranks, combine<T, EXTREME>(parts.vectors, index, call.op, ranks));
     }
     u64 const last = parts.n_edges * (me + 1) / ranks;
     for (u64 index = parts.n_edges * me / ranks + first; index < last; index += step) {
         u64 const at = parts.edge(index);
-        give_all(parts.singles, at, me, ranks, combine<T, OP>(parts.singles, at, ranks));
+        give_all(parts.singles, at, me, ranks, combine<T, EXTREME>(parts.singles, at, call.op, ranks));
     }
     if (!barrier.sync(Order::acq_rel)) give_up(call);
 }
 
-template <typename T, u32 OP, bool ONE_SHOT>
+template <typename T, bool EXTREME, bool ONE_SHOT>
 __device__ void run(AllReduce const& call) {
     LsaBarrier<Cta> barrier(Cta(), call.comm, call.barrier + blockIdx.x);
     Parts<T> const parts(call);
-    if (ONE_SHOT) one_shot<T, OP>(call, parts, barrier);
-    else two_shot<T, OP>(call, parts, barrier);
+    if (ONE_SHOT) one_shot<T, EXTREME>(call, parts, barrier);
+    else two_shot<T, EXTREME>(call, parts, barrier);
 }
 
 template <typename T, bool ONE_SHOT>
 __device__ void dispatch(AllReduce const& call) {
-    switch (call.op) {
-        case SUM: return run<T, SUM, ONE_SHOT>(call);
-        case MEAN: return run<T, MEAN, ONE_SHOT>(call);
-        case MIN: return run<T, MIN, ONE_SHOT>(call);
-        default: return run<T, MAX, ONE_SHOT>(call);
-    }
+    if (call.op == SUM || call.op == MEAN) run<T, false, ONE_SHOT>(call);
+    else run<T, true, ONE_SHOT>(call);
 }
 
 }  // namespace

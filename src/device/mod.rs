@@ -20,10 +20,13 @@
 
 pub mod abi;
 pub mod barrier;
+pub(crate) mod builtin;
 pub mod bell;
 mod claim;
 pub mod dev_comm;
 pub mod header;
+#[cfg(feature = "cuda")]
+pub(crate) mod images;
 pub mod kernel;
 pub mod ll_a2a;
 pub(crate) mod peer;

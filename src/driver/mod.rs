@@ -279,6 +279,12 @@ pub enum DeviceProblem {
         /// The error number.
         errno: i32,
     },
+    /// The device has not done in time what waits for no kernel.
+    #[error("not done after {seconds} s; the device hangs, or its kernels leave no room for copies")]
+    Late {
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// Not enough memory.
     #[error("out of memory: {need} bytes asked, {available} bytes available")]
     OutOfMemory {
@@ -325,8 +331,11 @@ pub trait Flag: fmt::Debug + Send + Sync {
     /// Where kernels read it.
     fn address(&self) -> u64;
 
-    /// Makes it 1, for good.
+    /// Makes it 1, unless it is something else than 0 already.
     fn raise(&self);
+
+    /// What it is: 0, 1, or what a kernel has left there.
+    fn value(&self) -> u32;
 }
 
 /// One rank's view of one device. See the module's contract.

@@ -11,7 +11,7 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::check;
-use crate::device::images;
+use crate::device::images::{self, Image};
 use crate::driver::{Call, DeviceError, DeviceProblem, Launch};
 
 /// The loaded kernels by name.
@@ -28,12 +28,16 @@ unsafe impl Sync for Kernels {}
 impl Kernels {
     /// Loads all for a device of this compute capability. The caller has entered the context, which keeps them.
     pub(super) fn load(capability: (u32, u32)) -> Result<Self, DeviceError> {
-        let Some(image) = images::for_capability(capability) else { return Ok(Self::default()) };
-        let mut module = ptr::null_mut();
-        // SAFETY: the image is a whole one, which the driver copies.
-        check(Call::Launch, unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
-        let functions = images::KERNELS.iter().map(|&name| Ok((name, function(module, name)?)));
-        Ok(Self { functions: functions.collect::<Result<_, DeviceError>>()? })
+        let mut functions = HashMap::new();
+        for Image { bytes, kernels } in images::for_capability(capability) {
+            let mut module = ptr::null_mut();
+            // SAFETY: the image is a whole one, which the driver copies.
+            check(Call::Launch, unsafe { sys::cuModuleLoadData(&raw mut module, bytes.as_ptr().cast()) })?;
+            for &name in kernels {
+                functions.insert(name, function(module, name)?);
+            }
+        }
+        Ok(Self { functions })
     }
 
     /// Queues one.
