@@ -38,9 +38,9 @@ impl Shape {
         LINE * (1 + (0..self.levels).map(|level| self.nodes(level)).sum::<usize>())
     }
 
-    /// How long the tree is.
+    /// How long the tree is. It has a root at least, which a search reads before it knows that there are no leaves.
     pub(super) fn bytes(self) -> usize {
-        (self.leaves() + self.n_leaves * size_of::<LookupLeaf>()).next_multiple_of(LINE)
+        (self.leaves() + self.n_leaves.max(1) * size_of::<LookupLeaf>()).next_multiple_of(LINE)
     }
 }
 
@@ -79,15 +79,19 @@ pub fn build(leaves: &[(u64, LookupLeaf)]) -> Vec<u8> {
 #[must_use]
 pub fn search(read: impl Fn(usize) -> u64, address: u64) -> Option<u64> {
     let counts = read(offset_of!(LookupTree, n_leaves));
-    let (n_leaves, levels) = (counts & u64::from(u32::MAX), counts >> 32);
-    let last_leaf = n_leaves.checked_sub(1)?;
+    let (n_leaves, mut level) = (counts & u64::from(u32::MAX), counts >> 32);
     let index = |number: u64| usize::try_from(number).expect("what is in a tree fits the address space");
     let (mut nodes, mut at) = (LINE, 0);
-    for level in (0..levels).rev() {
+    loop {
         let node = nodes + index(at) * LINE;
         let children = (0..LOOKUP_KEYS).filter(|key| read(node + 8 * key) <= address).count() as u64;
-        at = (at * LOOKUP_KEYS as u64 + children.checked_sub(1)?).min(last_leaf >> (4 * level));
+        let (child, last_leaf) = (children.checked_sub(1)?, n_leaves.checked_sub(1)?);
+        level -= 1;
+        at = (at * LOOKUP_KEYS as u64 + child).min(last_leaf >> (4 * level));
         nodes += index((last_leaf >> (4 * level + 4)) + 1) * LINE;
+        if level == 0 {
+            break;
+        }
     }
     let leaf = nodes + index(at) * size_of::<LookupLeaf>();
     let end = read(leaf + offset_of!(LookupLeaf, end));
