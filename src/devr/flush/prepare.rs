@@ -173,7 +173,8 @@ impl<'a> Draft<'a> {
     fn first_use(&mut self) -> Result<(), Reason> {
         self.core.flat.range(self.driver())?;
         if self.state.objects.is_none() {
-            let objects = Objects::new(self.driver()).map_err(|(error, undo)| {
+            let has_lookup = self.driver().info().has_lookup();
+            let objects = Objects::new(self.driver(), has_lookup).map_err(|(error, undo)| {
                 self.made.parts().undo.extend(undo);
                 error
             })?;
