@@ -3,7 +3,11 @@
 //! They need NVRTC and nothing else (`scripts/kernels` fetches it). Without it they pass and say so, unless
 //! `SYMWIN_REQUIRE_NVRTC` is set.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "these are tests; clippy takes helpers for none")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "these are tests; clippy takes helpers for none"
+)]
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
