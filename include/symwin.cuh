@@ -307,9 +307,6 @@ SYMWIN_BOTH T* resource_lsa_multimem_pointer(DevComm const& comm, u32 buffer) {
 // Memory instructions, all of system scope: peers are other devices. Addresses are in global memory. What orders others
 // (acquire, release, fences) also orders the compiler.
 
-struct U32x2 {
-  u32 x, y;
-};
 struct alignas(16) U32x4 {
   u32 x, y, z, w;
 };
@@ -821,8 +818,8 @@ class LsaBarrier {
 // Only the values themselves are sent: what was written elsewhere before is not ordered by them (host kernels' sessions
 // promise more).
 //
-// **Every rank receives at least one value from every other rank in every epoch.** That tells it that they are done with
-// the epoch before, whose bank is the next one's.
+// **Every rank receives at least one value from every other rank in every epoch.** That tells it that they are done
+// with the epoch before, whose bank is the next one's.
 template <class Group>
 class LlA2a {
  public:
@@ -1010,8 +1007,8 @@ SYMWIN_DEVICE u32 keys_up_to(u64 node, u64 address) {
   U64x2 keys[8];
 #pragma unroll
   for (u32 i = 0; i < 8; ++i) keys[i] = ld_relaxed(pairs + i);
-  // Each comparison waits for the last key, which is what makes the compiler send out all loads before it waits for any:
-  // it would rather save registers and wait three times.
+  // Each comparison waits for the last key, which is what makes the compiler send out all loads before it waits for
+  // any: it would rather save registers and wait three times.
   u64 const bound = keys[7].y <= address ? ~0ull : address;
   u32 n = 0;
 #pragma unroll
@@ -1068,8 +1065,9 @@ SYMWIN_DEVICE u64 search_table(u64 table, u64 address) {
 //
 // By the tree where the host keeps one: 4 + levels loads that wait for each other, where levels is 1 up to 16 leaves, 2
 // up to 256, 3 up to 4,096 (windows that do not overlap have a leaf each, others less than two). The host
-// builds a tree in one of two places while the other is searched, and counts its publications before it begins: who sees
-// another count after the search than before it may have searched a place that was being written, and searches again.
+// builds a tree in one of two places while the other is searched, and counts its publications before it begins: who
+// sees another count after the search than before it may have searched a place that was being written, and searches
+// again. So a lookup never waits for the host.
 // Without a tree it walks the window table, which takes time for every window.
 SYMWIN_DEVICE Window const* find_window(DevComm const& comm, void const* pointer) {
   u64 const address = reinterpret_cast<u64>(pointer);
