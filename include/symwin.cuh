@@ -307,9 +307,6 @@ SYMWIN_BOTH T* resource_lsa_multimem_pointer(DevComm const& comm, u32 buffer) {
 // Memory instructions, all of system scope: peers are other devices. Addresses are in global memory. What orders others
 // (acquire, release, fences) also orders the compiler.
 
-struct U32x2 {
-  u32 x, y;
-};
 struct alignas(16) U32x4 {
   u32 x, y, z, w;
 };
@@ -821,8 +818,8 @@ class LsaBarrier {
 // Only the values themselves are sent: what was written elsewhere before is not ordered by them (host kernels' sessions
 // promise more).
 //
-// **Every rank receives at least one value from every other rank in every epoch.** That tells it that they are done with
-// the epoch before, whose bank is the next one's.
+// **Every rank receives at least one value from every other rank in every epoch.** That tells it that they are done
+// with the epoch before, whose bank is the next one's.
 template <class Group>
 class LlA2a {
  public:
@@ -1010,9 +1007,12 @@ SYMWIN_DEVICE u32 keys_up_to(u64 node, u64 address) {
   U64x2 keys[8];
 #pragma unroll
   for (u32 i = 0; i < 8; ++i) keys[i] = ld_relaxed(pairs + i);
+  // Each comparison waits for the last key, which is what makes the compiler send out all loads before it waits for
+  // any: it would rather save registers and wait three times.
+  u64 const bound = keys[7].y <= address ? ~0ull : address;
   u32 n = 0;
 #pragma unroll
-  for (u32 i = 0; i < 8; ++i) n += (keys[i].x <= address) + (keys[i].y <= address);
+  for (u32 i = 0; i < 8; ++i) n += (keys[i].x <= bound) + (keys[i].y <= bound);
   return n;
 }
 
@@ -1021,18 +1021,19 @@ SYMWIN_DEVICE u32 keys_up_to(u64 node, u64 address) {
 // leaves the tree's memory, even when that is being written anew and its words do not fit together.
 SYMWIN_DEVICE u64 search_tree(u64 tree, u64 address) {
   u64 const counts = ld_relaxed(to_pointer<u64 const>(tree));
-  u32 const last_leaf = static_cast<u32>(counts) - 1;
-  if (static_cast<u32>(counts) == 0) return 0;
   u64 nodes = tree + sizeof(LookupTree);
-  u32 at = 0;
-  for (u32 level = static_cast<u32>(counts >> 32); level-- > 0;) {
+  u32 at = 0, level = static_cast<u32>(counts >> 32);
+  do {
+    // The root is read, and may be garbage, before the counts are known.
     u32 const children = keys_up_to(nodes + static_cast<u64>(at) * sizeof(LookupNode), address);
-    if (children == 0) return 0;
-    u32 const last = last_leaf >> (4 * level);  // child on the level below
+    if (children == 0 || static_cast<u32>(counts) == 0) return 0;
+    level -= 1;
+    u32 const last_leaf = static_cast<u32>(counts) - 1;
+    u32 const last_child = last_leaf >> (4 * level);
     at = at * 16 + children - 1;
-    at = at < last ? at : last;
+    at = at < last_child ? at : last_child;
     nodes += (static_cast<u64>(last_leaf >> (4 * level + 4)) + 1) * sizeof(LookupNode);
-  }
+  } while (level != 0);
   // Acquire: what is read behind this, the sequence above all, is read after it, and it was read after the nodes, since
   // its address came out of them.
   U64x2 const leaf = ld_acquire(to_pointer<U64x2 const>(nodes) + at);
@@ -1062,10 +1063,11 @@ SYMWIN_DEVICE u64 search_table(u64 table, u64 address) {
 // owner knows it. Of several windows it is the one that the host's lookup gives: the one with the greatest base, of
 // those the smallest, of those the one registered last.
 //
-// By the tree where the host keeps one: at most 2 + levels + 2 loads that wait for each other, where levels is 1 up to
-// 16 leaves, 2 up to 256, 3 up to 4,096 (windows that do not overlap have a leaf each, others at most two). The host
-// builds a tree in one of two places while the other is searched, and counts its publications before it begins: who sees
-// another count after the search than before it may have searched a place that was being written, and searches again.
+// By the tree where the host keeps one: 4 + levels loads that wait for each other, where levels is 1 up to 16 leaves, 2
+// up to 256, 3 up to 4,096 (windows that do not overlap have a leaf each, others less than two). The host
+// builds a tree in one of two places while the other is searched, and counts its publications before it begins: who
+// sees another count after the search than before it may have searched a place that was being written, and searches
+// again. So a lookup never waits for the host.
 // Without a tree it walks the window table, which takes time for every window.
 SYMWIN_DEVICE Window const* find_window(DevComm const& comm, void const* pointer) {
   u64 const address = reinterpret_cast<u64>(pointer);

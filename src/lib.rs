@@ -16,6 +16,7 @@
 //! | reach a peer's memory | [`Window::peer_ptr`], [`Window::read`], [`Window::write`] |
 //! | run code on the device structs | [`DevComm::launch`], [`device::Kernel`] |
 //! | reduce, gather, scatter, exchange | [`Communicator::all_reduce`], [`coll`] |
+//! | write kernels for GPUs | [`device::header`], `nvrtc` (a feature) |
 //! | send small messages between kernels | [`device::LlA2a`] |
 //! | see what it does | [`Communicator::status`]; [tracing](manual::tracing) |
 //! | test against failing devices | [`driver::faulty`] |
@@ -33,6 +34,8 @@ pub mod driver;
 pub mod error;
 pub mod group;
 pub mod ids;
+#[cfg(feature = "nvrtc")]
+pub mod nvrtc;
 pub mod sim;
 
 pub use comm::{Communicator, Config};

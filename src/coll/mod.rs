@@ -17,6 +17,7 @@ pub mod broadcast;
 pub mod dtype;
 mod methods;
 pub mod number;
+mod on_device;
 mod place;
 pub mod reduce;
 pub mod reduce_scatter;

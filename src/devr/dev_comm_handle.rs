@@ -53,6 +53,7 @@ impl DevComm {
         requirements: &DevCommRequirements,
         resource: Option<Resource>,
         window_table: u64,
+        lookup: u64,
     ) -> Self {
         let agreed = &core.agreed;
         let bases = core.multicast_bases.lock();
@@ -83,7 +84,7 @@ impl DevComm {
                 n_slots: ll.slots,
             }),
             ll_a2a_blocks: plan.ll_a2a.map_or(0, |ll| ll.blocks),
-            lookup: 0,
+            lookup,
             abort_flag: core.flag.get().map_or(0, |flag| flag.address()),
             timeout_ns: u64::try_from(core.deadline.as_nanos()).unwrap_or(u64::MAX),
         };

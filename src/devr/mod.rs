@@ -12,6 +12,7 @@
 //! | [`space`] | offsets in one stride |
 //! | [`index`] | windows by address |
 //! | [`shadow`], [`table`] | device structs, and the table in which kernels look windows up |
+//! | [`lookup`] | the tree in which kernels of a GPU look windows up |
 //! | [`team`], [`dev_comm`] | teams; what a device communicator needs, and its plan |
 //! | `turns` | the order of one rank's collectives |
 //! | `window`, `dev_comm_handle` | the handles that users hold |
@@ -26,6 +27,7 @@ pub(crate) mod dev_comm_handle;
 pub(crate) mod flat;
 pub(crate) mod flush;
 pub mod index;
+pub mod lookup;
 pub(crate) mod mail;
 pub(crate) mod numbers;
 pub(crate) mod objects;

@@ -112,6 +112,13 @@ impl DeviceInfo {
             host_access: false,
         }
     }
+
+    /// Whether windows go into a [lookup tree](crate::devr::lookup) beside the window table: on GPUs, whose kernels
+    /// search one. Host kernels do not, so there it would only cost time.
+    #[must_use]
+    pub fn has_lookup(&self) -> bool {
+        self.backend == "cuda"
+    }
 }
 
 /// The base and length in bytes of one allocation's mapping.

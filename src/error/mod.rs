@@ -45,6 +45,10 @@ pub enum Error {
     /// The communicator has failed for good.
     #[error(transparent)]
     Failed(#[from] Arc<Failure>),
+    /// There is no GPU that can be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    NoCuda(#[from] crate::driver::cuda::Absent),
     /// A rank has finalized, so this batch can never complete.
     #[error("communicator `{comm}`: {peer} has finalized; no further batch can complete")]
     Finalized {

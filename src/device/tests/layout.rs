@@ -18,9 +18,9 @@ fn window() -> Window {
     }
 }
 
-#[test]
-fn a_dev_comm_of_248_bytes_has_each_value_at_its_offset() {
-    let dev = DevComm {
+/// One with a value of its own in each field.
+fn dev_comm() -> DevComm {
+    DevComm {
         rank: 11,
         n_ranks: 12,
         lsa_rank: 3,
@@ -37,7 +37,26 @@ fn a_dev_comm_of_248_bytes_has_each_value_at_its_offset() {
         lookup: 0xbbbb,
         timeout_ns: 0xcccc,
     }
-    .to_248(23_203);
+}
+
+#[test]
+fn a_dev_comm_of_symwins_own_header_has_each_value_at_its_offset() {
+    let dev = dev_comm().to_kernel();
+    let bytes = dev.as_bytes();
+    let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!((bytes.len(), &bytes[..4], word(4)), (128, &b"symw"[..], 1));
+    assert_eq!([word(8), word(12), word(16), word(20)], [11, 12, 3, 4]);
+    assert_eq!([long(24), long(32), long(40)], [0x1111_2222_3333_4444, 0xbbbb, 0x5555_6666_7777_8888]);
+    assert_eq!((long(48), word(56), word(60), long(64)), (0x7f00_1234_5000, 35, 3, 4_096));
+    assert_eq!((long(72), word(80), word(84)), (0x9999, 7, 16));
+    assert_eq!([word(88), word(92), word(96), word(100)], [22, 9, 3, 0]);
+    assert_eq!([long(104), long(112), long(120)], [0xaaaa, 0xcccc, 0]);
+}
+
+#[test]
+fn a_dev_comm_of_248_bytes_has_each_value_at_its_offset() {
+    let dev = dev_comm().to_248(23_203);
     let bytes = dev.as_bytes();
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());

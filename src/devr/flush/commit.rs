@@ -12,6 +12,7 @@ use crate::devr::core::{Core, LocalMemory, LocalMulticast, State};
 use crate::devr::dev_comm_handle::{DevComm, Resource};
 use crate::devr::flush::prepare::Prepared;
 use crate::devr::numbers::NumberMap;
+use crate::devr::objects::Objects;
 use crate::devr::request::{Request, WindowRequest, Work};
 use crate::devr::shadow::Slot;
 use crate::devr::table::{TableEntry, TableSlot};
@@ -206,7 +207,9 @@ fn dev_comm(
         }
         _ => None,
     };
-    let table = state.objects.as_ref().map_or(0, |objects| objects.table.head());
+    let objects = state.objects.as_ref();
+    let table = objects.map_or(0, |objects| objects.table.head() as u64);
+    let lookup = objects.map_or(0, Objects::lookup);
     let Some(plan) = prepared.plans[task].clone() else {
         return Err(Misuse::Other { what: "a device communicator without a plan".to_owned() }.into());
     };
@@ -218,7 +221,7 @@ fn dev_comm(
             );
         }
     };
-    Ok(DevComm::open(core, plan, requirements, resource, table as u64))
+    Ok(DevComm::open(core, plan, requirements, resource, table, lookup))
 }
 
 /// One window more on a memory; gives the address of its struct.

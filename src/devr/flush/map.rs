@@ -279,7 +279,7 @@ fn objects(
         return Err((None, Misuse::Other { what }.into()));
     };
     let windows = prepared.plans.iter().filter(|plan| plan.is_none()).count();
-    let entries = objects.table.reserve(windows).map_err(|e| (None, e.into()))?;
+    let entries = objects.reserve(windows).map_err(|e| (None, e.into()))?;
     made.parts().entries.clone_from(&entries);
     let mut entries = entries.into_iter();
     let mut drafts = Drafts::default();

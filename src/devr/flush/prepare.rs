@@ -179,7 +179,8 @@ impl<'a> Draft<'a> {
                 // Only this rank's batches set it, one after another.
                 let _ = self.core.flag.set(flag);
             }
-            let objects = Objects::new(self.driver()).map_err(|(error, undo)| {
+            let has_lookup = self.driver().info().has_lookup();
+            let objects = Objects::new(self.driver(), has_lookup).map_err(|(error, undo)| {
                 self.made.parts().undo.extend(undo);
                 error
             })?;
