@@ -44,7 +44,7 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &AllreduceArgs) -> anyhow::Result<()> {
-    let world = args.world.world(false);
+    let world = args.world.world(false)?;
     let element = args.dtype.size_bytes() as u64;
     if let Some(bytes) = args.bytes.iter().find(|bytes| **bytes == 0 || !bytes.is_multiple_of(element)) {
         let what =

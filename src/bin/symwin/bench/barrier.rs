@@ -34,7 +34,7 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
-    let world = args.world.world(false);
+    let world = args.world.world(false)?;
     let mpis = args.mpi.find()?;
     let launches = launches(args.output.samples);
     let length = launches.iter().map(|samples| u64::from(2 * (samples + WARM))).sum();

@@ -5,6 +5,7 @@ use symwin::coll::DType;
 
 use super::World;
 use super::mpi::Mpis;
+use crate::backend::DeviceArgs;
 use crate::cli::Place;
 use crate::size::parse_bytes;
 
@@ -127,11 +128,17 @@ pub(crate) struct WorldArgs {
 
     #[command(flatten)]
     place: Place,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl WorldArgs {
-    pub(crate) fn world(&self, apart: bool) -> World {
-        World { ranks: self.ranks, ranks_per_process: self.place.ranks_per_process(self.ranks), apart }
+    /// The ranks' places and devices; ends the program if there is no such division.
+    pub(crate) fn world(&self, apart: bool) -> anyhow::Result<World> {
+        let ranks_per_process = self.place.ranks_per_process(self.ranks);
+        let device = self.device.device(self.ranks)?;
+        Ok(World { ranks: self.ranks, ranks_per_process, device, apart })
     }
 }
 

@@ -102,7 +102,7 @@ pub(crate) struct Measured {
 }
 
 pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
-    let world = args.world.world(args.maps == Maps::Each);
+    let world = args.world.world(args.maps == Maps::Each)?;
     let most = args.windows.iter().copied().max().unwrap_or(1);
     let bytes = args.bytes.checked_next_multiple_of(4096);
     let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
