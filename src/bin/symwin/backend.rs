@@ -169,7 +169,7 @@ fn with_gpus(_: Config, _: u32) -> anyhow::Result<Config> {
 /// The one place where GPUs become devices of ranks.
 #[cfg(feature = "cuda")]
 fn with_gpus(_: Config, _: u32) -> anyhow::Result<Config> {
-    // `config.devices(symwin::driver::cuda::devices(Some(ranks_per_gpu)))` when the library has it.
+    // As soon as the library has it: Ok(config.devices(symwin::driver::cuda::devices(Some(ranks_per_gpu)))).
     anyhow::bail!("GPUs were found, but this build of the library cannot use them yet: use --backend host")
 }
 

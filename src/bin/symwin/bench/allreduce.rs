@@ -97,7 +97,12 @@ pub(crate) fn rank(comm: Communicator, plan: &Plan, progress: &dyn Progress) -> 
         }
     }
     bench.check()?;
-    let told = RankSamples { rank: comm.rank().get(), series: meter.end(), ..RankSamples::default() };
+    let told = RankSamples {
+        rank: comm.rank().get(),
+        device: comm.device().name.clone(),
+        series: meter.end(),
+        ..RankSamples::default()
+    };
     drop(bench);
     lineup.end()?;
     comm.finalize()?;

@@ -115,7 +115,12 @@ pub(crate) fn rank(
             })?;
         }
     }
-    let told = RankSamples { rank: comm.rank().get(), series: meter.end(), ..RankSamples::default() };
+    let told = RankSamples {
+        rank: comm.rank().get(),
+        device: comm.device().name.clone(),
+        series: meter.end(),
+        ..RankSamples::default()
+    };
     drop(dev_comm);
     lineup.end()?;
     comm.finalize()?;

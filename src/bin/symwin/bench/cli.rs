@@ -16,7 +16,8 @@ pub(crate) enum BenchCommand {
     /// Every rank registers all windows in one group. Beside it, in turns and on the same memory: the bare system
     /// calls that this cannot do without; the reference's protocol, one window after the other, with and without
     /// recognising an allocation that is known already; and `MPI_Win_allocate_shared` of Open MPI and MPICH where they
-    /// are installed. Times are per window, medians over all samples, from the first rank's begin to the last rank's
+    /// are installed. With --backend cuda: the bare CUDA driver, with 1, 4 and 16 threads, with new allocations for each
+    /// sample. Times are per window, medians over all samples, from the first rank's begin to the last rank's
     /// end.
     Register(RegisterArgs),
     /// All-reduce: the blocking call, and a kernel that repeats it.
@@ -93,9 +94,9 @@ pub(crate) struct RegisterArgs {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,64", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) windows: Vec<u32>,
 
-    /// The size of each window, such as 2MiB or 64K
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes, default_value = "2MiB")]
-    pub(crate) bytes: u64,
+    /// The size of each window, such as 2MiB or 64K [default: 2MiB; of GPUs 4MiB]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    bytes: Option<u64>,
 
     /// Carve all windows of a rank from one allocation
     #[arg(long)]
@@ -113,11 +114,27 @@ pub(crate) struct RegisterArgs {
     #[arg(long, hide = true)]
     pub(crate) traced: bool,
 
+    /// Measure as on GPUs: beside the bare driver, with new allocations for each sample
+    #[arg(long, hide = true)]
+    floor: bool,
+
     #[command(flatten)]
     pub(crate) mpi: MpiArgs,
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+impl RegisterArgs {
+    /// Of each window.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or(if self.world.is_cuda() { 4 << 20 } else { 2 << 20 })
+    }
+
+    /// Whether symwin is measured beside the bare driver, and not beside what the host has.
+    pub(crate) fn floor(&self) -> bool {
+        self.floor || self.world.is_cuda()
+    }
 }
 
 #[derive(Args, Debug)]
@@ -134,6 +151,10 @@ pub(crate) struct WorldArgs {
 }
 
 impl WorldArgs {
+    pub(crate) fn is_cuda(&self) -> bool {
+        self.device.is_cuda()
+    }
+
     /// The ranks' places and devices; ends the program if there is no such division.
     pub(crate) fn world(&self, apart: bool) -> anyhow::Result<World> {
         let ranks_per_process = self.place.ranks_per_process(self.ranks);

@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,8 +15,6 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-
-use super::lineup::LineUp;
 
 /// One rank's connections to all others.
 #[derive(Debug)]
@@ -27,14 +26,12 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     /// Connects all ranks. `name` is one that nobody else knows.
-    pub(crate) fn connect(name: &str, me: u32, ranks: u32, lineup: &LineUp) -> anyhow::Result<Self> {
+    pub(crate) fn connect(name: &str, me: u32, ranks: u32) -> anyhow::Result<Self> {
         let address = |rank| SocketAddr::from_abstract_name(format!("symwin-bench-{name}-{rank}"));
         let listener = UnixListener::bind_addr(&address(me)?).context("a socket for the baselines")?;
-        // Everyone listens from here on.
-        lineup.wait()?;
         let mut peers: Vec<_> = (0..ranks).map(|_| None).collect();
         for peer in 0..me {
-            let mut stream = limited(UnixStream::connect_addr(&address(peer)?)?)?;
+            let mut stream = limited(reach(&address(peer)?)?)?;
             stream.write_all(&me.to_ne_bytes())?;
             peers[peer as usize] = Some(stream);
         }
@@ -104,8 +101,32 @@ impl Mesh {
         Ok(rights.flatten().collect())
     }
 
+    /// Waits until all ranks are here: a dissemination barrier.
+    pub(crate) fn barrier(&self) -> io::Result<()> {
+        let mut step = 1;
+        while step < self.ranks() {
+            self.send(self.after(step), &[0; 4])?;
+            self.receive(self.before(step), &mut [0; 4])?;
+            step *= 2;
+        }
+        Ok(())
+    }
+
     fn peer(&self, rank: usize) -> io::Result<&UnixStream> {
         self.peers.get(rank).and_then(Option::as_ref).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+/// Connects to a rank that may not listen yet: nothing tells when it does.
+fn reach(address: &SocketAddr) -> io::Result<UnixStream> {
+    let until = Instant::now() + LIMIT;
+    loop {
+        match UnixStream::connect_addr(address) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < until => {
+                thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
     }
 }
 
@@ -129,4 +150,6 @@ fn accept(listener: &UnixListener) -> anyhow::Result<UnixStream> {
 pub(crate) const BATCH_MAX: usize = 253;
 /// How long a peer may be silent.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Between attempts to connect.
+const PAUSE: Duration = Duration::from_millis(1);
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(BATCH_MAX));

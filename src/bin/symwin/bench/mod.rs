@@ -15,6 +15,7 @@ mod meter;
 mod mpi;
 mod output;
 mod plain;
+mod pool;
 mod raw;
 mod register;
 mod stats;
