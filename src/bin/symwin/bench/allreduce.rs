@@ -10,6 +10,7 @@ use symwin::coll::{self, DType, ReduceOp};
 use symwin::{Communicator, DevComm, DevCommRequirements, Group, Window, WindowFlags};
 
 use super::cli::AllreduceArgs;
+use super::gpu::{self, Race};
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::{MpiFigures, MpiSamples, Mpis};
@@ -50,6 +51,10 @@ pub(crate) fn run(args: &AllreduceArgs) -> anyhow::Result<()> {
         let what =
             format!("--bytes {bytes} is no positive multiple of {element}, the size of one {}", args.dtype);
         refuse(ErrorKind::ValueValidation, &what);
+    }
+    if world.device.is_cuda() {
+        let race = |bytes: &u64| Race::AllReduce { bytes: *bytes, dtype: args.dtype };
+        return gpu::run(&world, &args.bytes.iter().map(race).collect::<Vec<_>>(), &args.output);
     }
     let most = args.bytes.iter().copied().max().unwrap_or(0);
     // Input and output, and as much for the plain loops.

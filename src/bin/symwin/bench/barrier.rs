@@ -9,6 +9,7 @@ use serde_json::json;
 use symwin::{Communicator, DevCommRequirements};
 
 use super::cli::BarrierArgs;
+use super::gpu::{self, Race};
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::MpiSamples;
@@ -35,6 +36,9 @@ impl Plan {
 
 pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
     let world = args.world.world(false)?;
+    if world.device.is_cuda() {
+        return gpu::run(&world, &[Race::Barrier], &args.output);
+    }
     let mpis = args.mpi.find()?;
     let launches = launches(args.output.samples);
     let length = launches.iter().map(|samples| u64::from(2 * (samples + WARM))).sum();

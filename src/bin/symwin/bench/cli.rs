@@ -23,13 +23,14 @@ pub(crate) enum BenchCommand {
     /// All-reduce: the blocking call, and a kernel that repeats it.
     ///
     /// Beside them, in turns: plain loops with the reads and writes of the one-shot and of the two-shot algorithm, over
-    /// memory that nobody shares, and MPI_Allreduce of Open MPI and MPICH where they are installed. Times are of one
+    /// memory that nobody shares, and MPI_Allreduce of Open MPI and MPICH where they are installed. With --backend cuda:
+    /// the library's kernel, and a bare kernel that does the same without the library. Times are of one
     /// all-reduce by sum, medians over all samples, each the mean of many repetitions for small sizes.
     Allreduce(AllreduceArgs),
     /// The barrier of kernels, one round of all ranks.
     ///
     /// Beside it, in turns: std::sync::Barrier where all ranks are threads of one process, and MPI_Barrier of Open MPI
-    /// and MPICH where they are installed.
+    /// and MPICH where they are installed. With --backend cuda: a bare kernel with the same barrier.
     Barrier(BarrierArgs),
     /// Finding a window by an address, among many.
     ///

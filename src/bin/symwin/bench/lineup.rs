@@ -26,7 +26,12 @@ impl LineUp {
     pub(crate) fn by_messages(comm: &Communicator, name: &str) -> anyhow::Result<Self> {
         check(comm)?;
         let name = format!("{name}-lineup");
-        Ok(Self::Messages(Mesh::connect(&name, comm.rank().get(), comm.world_size())?))
+        // A batch is complete on no rank before all ranks have begun it.
+        let meet = || {
+            comm.create_dev_comm(DevCommRequirements::new())?;
+            Ok(())
+        };
+        Ok(Self::Messages(Mesh::connect(&name, comm.rank().get(), comm.world_size(), meet)?))
     }
 
     /// Waits until all ranks are here.

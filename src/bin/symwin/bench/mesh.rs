@@ -6,8 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,13 +24,20 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects all ranks. `name` is one that nobody else knows.
-    pub(crate) fn connect(name: &str, me: u32, ranks: u32) -> anyhow::Result<Self> {
+    /// Connects all ranks. `name` is one that nobody else knows; `meet` waits until all ranks have called it.
+    pub(crate) fn connect(
+        name: &str,
+        me: u32,
+        ranks: u32,
+        meet: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         let address = |rank| SocketAddr::from_abstract_name(format!("symwin-bench-{name}-{rank}"));
         let listener = UnixListener::bind_addr(&address(me)?).context("a socket for the baselines")?;
+        // Everyone listens from here on.
+        meet()?;
         let mut peers: Vec<_> = (0..ranks).map(|_| None).collect();
         for peer in 0..me {
-            let mut stream = limited(reach(&address(peer)?)?)?;
+            let mut stream = limited(UnixStream::connect_addr(&address(peer)?)?)?;
             stream.write_all(&me.to_ne_bytes())?;
             peers[peer as usize] = Some(stream);
         }
@@ -117,19 +123,6 @@ impl Mesh {
     }
 }
 
-/// Connects to a rank that may not listen yet: nothing tells when it does.
-fn reach(address: &SocketAddr) -> io::Result<UnixStream> {
-    let until = Instant::now() + LIMIT;
-    loop {
-        match UnixStream::connect_addr(address) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < until => {
-                thread::sleep(PAUSE);
-            }
-            result => return result,
-        }
-    }
-}
-
 fn limited(stream: UnixStream) -> io::Result<UnixStream> {
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;
@@ -150,6 +143,4 @@ fn accept(listener: &UnixListener) -> anyhow::Result<UnixStream> {
 pub(crate) const BATCH_MAX: usize = 253;
 /// How long a peer may be silent.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Between attempts to connect.
-const PAUSE: Duration = Duration::from_millis(1);
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(BATCH_MAX));

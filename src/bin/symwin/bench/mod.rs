@@ -8,6 +8,7 @@ mod barrier;
 pub(crate) mod cli;
 mod clock;
 mod foreign;
+mod gpu;
 mod lineup;
 mod lookup;
 mod mesh;
@@ -46,6 +47,7 @@ use crate::{spawn, threads};
 pub(crate) enum Job {
     AllReduce(allreduce::Plan),
     Barrier(barrier::Plan),
+    Gpu(gpu::Plan),
     Register(register::Plan),
 }
 
@@ -82,6 +84,7 @@ pub(crate) fn ranks(
         let samples = match job {
             Job::AllReduce(plan) => allreduce::rank(comm, plan, progress),
             Job::Barrier(plan) => barrier::rank(comm, plan, &meeting, progress),
+            Job::Gpu(plan) => gpu::rank(comm, plan, progress),
             Job::Register(plan) => register::rank(comm, plan, &shared, progress),
         };
         samples.map_err(|error| {

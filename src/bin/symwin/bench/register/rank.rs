@@ -132,7 +132,7 @@ impl<'a> Bench<'a> {
         } else {
             Ground::Kept(Box::new(Kept::new(comm, &shape, bytes, &processes, shared)?))
         };
-        let mesh = Mesh::connect(&plan.mesh, rank, ranks)?;
+        let mesh = Mesh::connect(&plan.mesh, rank, ranks, || lineup.wait())?;
         Ok(Self { comm, lineup, marks: plan.marks, shape, bytes, mesh, ground })
     }
 
