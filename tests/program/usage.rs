@@ -86,7 +86,7 @@ fn without_gpus_the_cuda_backend_says_what_is_missing() {
     if std::env::var_os("SYMWIN_TEST_GPU").is_some() {
         return;
     }
-    let why = if cfg!(feature = "cuda") { "CUDA driver" } else { "this build has no cuda backend" };
+    let why = if cfg!(feature = "cuda") { "needs no GPU" } else { "this build has no cuda backend" };
     for command in ["run", "bench register", "bench allreduce", "bench barrier"] {
         for how in ["--threads", "--procs"] {
             let args = format!("{command} --backend cuda --ranks-per-gpu 2 {how}");
