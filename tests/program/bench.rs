@@ -78,6 +78,41 @@ fn register_says_everything_of_each_number_of_windows() {
     }
 }
 
+/// As on GPUs, on the host: beside the bare driver, with new allocations for each sample.
+#[test]
+fn register_beside_the_bare_driver() {
+    let worlds = [
+        ("--ranks 3", 3, "threads"),
+        ("--ranks 2 --procs", 2, "processes"),
+        ("--ranks 3 --procs 2", 3, "mixed"),
+        ("--ranks 1", 1, "threads"),
+    ];
+    for (world, ranks, mode) in worlds {
+        for memory in ["--arena", "--own"] {
+            // More descriptors than one message takes.
+            let windows = if mode == "processes" { "1,300" } else { "1,5" };
+            let args = format!(
+                "register --floor {world} {memory} --windows {windows} --bytes 5000 --samples 2 --no-mpi"
+            );
+            for json in objects(&args) {
+                assert_eq!((&json["ranks"], &json["mode"]), (&ranks.into(), &mode.into()), "{json}");
+                assert_eq!((&json["backend"], &json["device"]), (&"host".into(), &"host".into()), "{json}");
+                assert_eq!((&json["samples"], &json["rounds_per_group"]), (&2.into(), &2.into()), "{json}");
+                let of_16 = &json["wall_us_per_window"]["driver_16_threads"];
+                assert_eq!(of_16.is_object(), mode == "threads", "{json}");
+                positive(
+                    &json,
+                    &["us_per_window", "driver_us_per_window", "driver_threads", "symwin_over_driver"],
+                );
+                assert!(json["baseline_us_per_window"].is_null(), "{json}");
+                assert!(json["syscalls_us_per_window"].is_null(), "{json}");
+            }
+        }
+    }
+    let said = ok(&mut bench("register --floor --ranks 2 --windows 1 --bytes 4K --samples 1"));
+    assert!(said.contains("bare driver, 16 threads") && said.contains("symwin / bare driver, "), "{said}");
+}
+
 /// More descriptors than one message takes.
 #[test]
 fn register_with_more_windows_than_descriptors_in_a_message() {

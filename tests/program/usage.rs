@@ -30,9 +30,18 @@ fn help_says_what_there_is() {
     }
     assert!(!of_register.contains("--traced"), "{of_register}");
     let of_run = ok(&mut symwin(["run", "--help"]));
-    for part in
-        ["--ranks", "--procs", "--threads", "--windows", "--bytes", "--json", "--op", "--input", "--output"]
-    {
+    for part in [
+        "--ranks",
+        "--procs",
+        "--threads",
+        "--windows",
+        "--bytes",
+        "--json",
+        "--op",
+        "--input",
+        "--output",
+        "--ranks-per-gpu",
+    ] {
         assert!(of_run.contains(part), "{part} is not in\n{of_run}");
     }
     assert!(of_run.contains("Exit status") && of_run.contains("Examples"), "{of_run}");
@@ -53,6 +62,8 @@ fn usage_errors_have_status_2_and_name_what_is_wrong() {
         ("--threads --procs", "--procs"),
         ("--op product", "product"),
         ("--backend tpu", "tpu"),
+        ("--ranks-per-gpu 2", "--backend cuda"),
+        ("--backend cuda --ranks-per-gpu 0", "--ranks-per-gpu"),
         ("--input a.npy", "--output"),
         ("--output a.npy", "--input"),
         ("--input a.npy b.npy --output o.npy --ranks 3", "--ranks 3 with 2 --input files"),
@@ -68,10 +79,21 @@ fn usage_errors_have_status_2_and_name_what_is_wrong() {
     assert_eq!(status, Some(2));
 }
 
+/// Where there is no GPU, the program says so before any rank starts, and what to do. `SYMWIN_TEST_GPU` says that there
+/// is one.
 #[test]
-fn there_is_no_cuda_backend_yet() {
-    let said = fails(&mut run("--backend cuda"), 1);
-    assert!(said.contains("this build has no cuda backend yet"), "{said}");
+fn without_gpus_the_cuda_backend_says_what_is_missing() {
+    if std::env::var_os("SYMWIN_TEST_GPU").is_some() {
+        return;
+    }
+    let why = if cfg!(feature = "cuda") { "needs no GPU" } else { "this build has no cuda backend" };
+    for command in ["run", "bench register", "bench allreduce", "bench barrier"] {
+        for how in ["--threads", "--procs"] {
+            let args = format!("{command} --backend cuda --ranks-per-gpu 2 {how}");
+            let said = fails(&mut symwin(args.split_whitespace()), 1);
+            assert!(said.contains(why) && said.contains("--backend host"), "{args}: {said}");
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use symwin::Communicator;
 
+use crate::backend::Device;
 use crate::bench;
 use crate::errors::RankError;
 use crate::phases::Phase;
@@ -33,7 +34,7 @@ pub(crate) struct Order {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Work {
     /// Runs a part of the ranks of a benchmark.
-    Bench(bench::Job),
+    Bench { device: Device, job: bench::Job },
     /// Becomes another program.
     Become {
         command: Vec<String>,
@@ -71,10 +72,12 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let pipe = Pipe(Mutex::new(io::stdout()));
     let make = Communicator::ranks_from_env_with;
     match order.work {
-        Work::Bench(job) => pipe.end(bench::ranks(make, &job, &pipe)),
+        Work::Bench { device, job } => pipe.end(bench::ranks(device, make, &job, &pipe)),
         Work::Become { command, kill } => become_program(&command, kill)?,
         Work::Run(job) => {
-            pipe.end(threads::run(make, |comm, bootstrap| rank::run(comm, &job, bootstrap, &pipe)));
+            pipe.end(threads::run(job.device, make, |comm, bootstrap| {
+                rank::run(comm, &job, bootstrap, &pipe)
+            }));
         }
     }
     Ok(())

@@ -6,12 +6,13 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use symwin::coll::{DType, ReduceOp};
 
+use crate::backend::DeviceArgs;
 use crate::bench::cli::BenchCommand;
 use crate::launch;
 use crate::sim;
 use crate::size::parse_bytes;
 
-/// Symmetric memory windows over all ranks, without a GPU.
+/// Symmetric memory windows over all ranks, with and without GPUs.
 ///
 /// symwin maps one buffer of every rank side by side into one range of addresses, so that code on any rank loads and
 /// stores any peer's memory. This program runs the library's main job and checks it, and launches other programs as
@@ -92,9 +93,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", requires = "input")]
     pub(crate) output: Option<PathBuf>,
 
-    /// What memory the windows are of
-    #[arg(long, value_name = "BACKEND", default_value = "host")]
-    pub(crate) backend: Backend,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 
     /// Print one JSON object instead of the table, and no progress bar
     #[arg(long)]
@@ -190,14 +190,6 @@ enum Op {
     Max,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    /// Shared memory of this host
-    Host,
-    /// GPUs; not in this version
-    Cuda,
-}
-
 /// A usage error, as clap makes them: status 2.
 pub(crate) fn refuse(kind: ErrorKind, what: &str) -> ! {
     Cli::command().error(kind, what).exit()
@@ -208,6 +200,7 @@ Examples:
   symwin run                               4 ranks as threads, 8 windows of 4 MiB
   symwin run --ranks 8 --procs 2           2 processes of 4 ranks each
   symwin run --procs --windows 64 --json   a process for each rank, JSON
+  symwin run --ranks 8 --backend cuda      the ranks spread over the GPUs
   symwin run --op mean --input r0.npy r1.npy --output mean.npy
 
 Exit status:

@@ -6,6 +6,7 @@
 //! do the rest.
 #![deny(unsafe_code)]
 
+mod backend;
 mod bench;
 mod child;
 mod cli;

@@ -9,13 +9,26 @@ use crate::size::show_about;
 
 /// Refuses what would need more memory than there is. `what` needs it: `4 ranks x 8 windows x 4 MiB`.
 pub(crate) fn check(what: &str, need_bytes: Option<u64>) -> anyhow::Result<()> {
-    let available_bytes = available();
+    refuse_more(what, need_bytes, available(), "memory")
+}
+
+/// The same of a device, all of whose memory is taken to be free.
+pub(crate) fn check_device(what: &str, need_bytes: Option<u64>, memory_bytes: u64) -> anyhow::Result<()> {
+    refuse_more(what, need_bytes, Some(memory_bytes), "GPU memory")
+}
+
+fn refuse_more(
+    what: &str,
+    need_bytes: Option<u64>,
+    available_bytes: Option<u64>,
+    of: &str,
+) -> anyhow::Result<()> {
     if need_bytes.is_some_and(|need| need <= available_bytes.unwrap_or(u64::MAX)) {
         return Ok(());
     }
     let need = need_bytes.map_or_else(|| "more than 2^64 bytes".to_owned(), show_about);
     let have = available_bytes.map_or_else(|| "less".to_owned(), show_about);
-    bail!("{what} need {need} of memory, of which {have} is available: ask for less, or free some")
+    bail!("{what} need {need} of {of}, of which {have} is available: ask for less, or free some")
 }
 
 /// Bytes that can be had now, of the machine and of the control group, whichever are fewer. `None` where the system

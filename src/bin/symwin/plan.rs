@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use symwin::coll::{DType, ReduceOp};
 
+use crate::backend::Device;
 use crate::npy::Header;
 
 /// What every rank does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) ranks: u32,
+    pub(crate) device: Device,
     pub(crate) op: ReduceOp,
     pub(crate) data: Data,
 }
@@ -62,10 +64,11 @@ impl Job {
         }
     }
 
-    /// Bytes of memory that all ranks together take: the windows, and for each rank the parts that it works on.
+    /// Bytes of the device's memory that each rank takes: its windows, and on the host the parts that it works on.
     pub(crate) fn memory_bytes(&self) -> Option<u64> {
         let windows = self.bytes().checked_mul(u64::from(self.windows()))?;
-        windows.checked_add(3 * self.bytes().min(PART_BYTES as u64))?.checked_mul(u64::from(self.ranks))
+        let parts = 3 * self.bytes().min(PART_BYTES as u64);
+        windows.checked_add(if self.device.is_cuda() { 0 } else { parts })
     }
 
     /// Each rank's memory that is filled, reduced and checked, in bytes: what progress is measured by.
@@ -113,7 +116,12 @@ mod tests {
         };
         let path = PathBuf::from(OsStr::from_bytes(b"no text \xff.npy"));
         let inputs = vec![Input { path: path.clone(), header }];
-        let job = Job { ranks: 1, op: ReduceOp::Mean, data: Data::Arrays { inputs, result: path } };
+        let job = Job {
+            ranks: 1,
+            device: Device::Host,
+            op: ReduceOp::Mean,
+            data: Data::Arrays { inputs, result: path },
+        };
         let json = serde_json::to_string(&job).unwrap();
         assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
         assert_eq!((job.bytes(), job.windows(), job.dtype()), (12, 1, DType::F16));

@@ -22,6 +22,8 @@ use crate::progress::Progress;
 pub(crate) struct RankReport {
     pub(crate) rank: u32,
     pub(crate) lsa_size: u32,
+    /// What its device is called.
+    pub(crate) device: String,
     pub(crate) laps: Vec<Lap>,
     /// Of the bytes of its result: equal on all ranks of an LSA team.
     pub(crate) digest: u64,
@@ -49,7 +51,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn all(&mut self, comm: Communicator) -> anyhow::Result<RankReport> {
-        let lsa_size = comm.lsa_size();
+        let (lsa_size, device) = (comm.lsa_size(), comm.device().name.clone());
         if matches!(self.job.data, Data::Arrays { .. }) && lsa_size < comm.world_size() {
             bail!(
                 "each LSA team of {lsa_size} ranks would reduce its own files only, and there is one output: unset \
@@ -80,7 +82,7 @@ impl Run<'_> {
         self.next(&comm, Phase::Finalize);
         comm.finalize()?;
         let watch = std::mem::replace(&mut self.watch, Stopwatch::start(Duration::ZERO, 0));
-        Ok(RankReport { rank: self.rank, lsa_size, laps: watch.end(), digest })
+        Ok(RankReport { rank: self.rank, lsa_size, device, laps: watch.end(), digest })
     }
 
     /// Ends a phase.
@@ -223,6 +225,7 @@ mod tests {
     use symwin::coll::ReduceOp;
 
     use super::*;
+    use crate::backend::Device;
 
     /// Nobody looks at it.
     struct Nobody;
@@ -232,7 +235,12 @@ mod tests {
     }
 
     fn job() -> Job {
-        Job { ranks: 1, op: ReduceOp::Sum, data: Data::Pattern { windows: 3, bytes: 40_000 } }
+        Job {
+            ranks: 1,
+            device: Device::Host,
+            op: ReduceOp::Sum,
+            data: Data::Pattern { windows: 3, bytes: 40_000 },
+        }
     }
 
     /// What the check says of results that are right but for `bytes` at `at` of window 2.

@@ -17,6 +17,9 @@ pub(crate) struct Report {
     pub(crate) processes: u32,
     /// `threads`, `processes` or `mixed`.
     pub(crate) mode: &'static str,
+    pub(crate) backend: &'static str,
+    /// What the ranks' devices are called, each name once.
+    pub(crate) devices: Vec<String>,
     pub(crate) windows: u32,
     /// Of each window.
     pub(crate) bytes: u64,
@@ -54,6 +57,8 @@ impl Report {
             ranks: job.ranks,
             processes,
             mode,
+            backend: job.device.backend(),
+            devices: devices(reports.iter().map(|report| report.device.clone())),
             windows: job.windows(),
             bytes: job.bytes(),
             dtype: job.dtype(),
@@ -75,7 +80,8 @@ impl Report {
             "ranks": self.ranks,
             "processes": self.processes,
             "mode": self.mode,
-            "backend": "host",
+            "backend": self.backend,
+            "device": self.devices.join(", "),
             "windows": self.windows,
             "bytes": self.bytes,
             "dtype": self.dtype.name(),
@@ -95,6 +101,17 @@ impl Report {
     }
 }
 
+/// Each name once, in the order of the ranks.
+pub(crate) fn devices(of_ranks: impl Iterator<Item = String>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for name in of_ranks {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
 /// The longest time and the most rounds of any rank in a phase; `None` if there was no such phase.
 fn slowest(reports: &[RankReport], phase: Phase) -> Option<Lap> {
     let laps = reports.iter().flat_map(|report| &report.laps).filter(|lap| lap.phase == phase);
@@ -104,14 +121,20 @@ fn slowest(reports: &[RankReport], phase: Phase) -> Option<Lap> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Device;
 
     #[test]
     fn a_phase_takes_as_long_as_its_slowest_rank() {
         let report = |rank, micros, rounds| {
             let laps = vec![Lap { phase: Phase::Register, micros, rounds }];
-            RankReport { rank, lsa_size: 2, laps, digest: 0 }
+            RankReport { rank, lsa_size: 2, device: "host".to_owned(), laps, digest: 0 }
         };
-        let job = Job { ranks: 3, op: ReduceOp::Sum, data: Data::Pattern { windows: 2, bytes: 8 } };
+        let job = Job {
+            ranks: 3,
+            device: Device::Host,
+            op: ReduceOp::Sum,
+            data: Data::Pattern { windows: 2, bytes: 8 },
+        };
         let reports = [report(0, 5, 2), report(1, 9, 2), report(2, 7, 3)];
         let json = Report::new(&job, Some(2), &reports, Duration::from_micros(20), None).to_json();
         assert_eq!(json["phases"], json!({ "register": 9 }));

@@ -3,13 +3,12 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use symwin::Communicator;
 
 use crate::child::Work;
-use crate::cli::{Backend, RunArgs};
+use crate::cli::RunArgs;
 use crate::errors::combine;
-use crate::memory;
 use crate::output::Output;
 use crate::plan::{Data, Job};
 use crate::progress::Bar;
@@ -24,9 +23,7 @@ use crate::threads;
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
     let (ranks, each) = (args.ranks(), args.ranks_per_process());
     let (windows, bytes) = (args.windows(), args.bytes());
-    if args.backend == Backend::Cuda {
-        return Err(no_cuda());
-    }
+    let device = args.device.device(ranks)?;
     let output = args.output.as_deref().map(Output::new).transpose()?;
     let data = match &output {
         None => Data::Pattern { windows, bytes },
@@ -35,8 +32,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<()> {
             Data::Arrays { inputs: reduce::inspect(&args.input)?, result }
         }
     };
-    let job = Job { ranks, op: args.op(), data };
-    memory::check(&describe_memory(&job), job.memory_bytes())?;
+    let job = Job { ranks, device, op: args.op(), data };
+    device.check_memory(|ranks| describe_memory(&job, ranks), ranks, job.memory_bytes())?;
 
     let began = Instant::now();
     let reports = work(&job, each, Bar::new(job.work_bytes(), !args.json))?;
@@ -53,7 +50,7 @@ fn work(job: &Job, each: Option<u32>, bar: Bar) -> anyhow::Result<Vec<RankReport
     let Some(each) = each else {
         let make = |config: &symwin::Config| Communicator::in_process_with(job.ranks, config);
         let work = |comm, bootstrap| rank::run(comm, job, bootstrap, &bar);
-        return threads::run(make, work).map_err(|errors| combine(&[], errors));
+        return threads::run(job.device, make, work).map_err(|errors| combine(&[], errors));
     };
     let mut reports: Vec<RankReport> = spawn::run(Work::Run(job.clone()), job.ranks, each, SILENCE, &bar)?;
     reports.sort_by_key(|report| report.rank);
@@ -74,26 +71,12 @@ fn check_digests(reports: &[RankReport]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn describe_memory(job: &Job) -> String {
-    let (ranks, windows, bytes) = (job.ranks, job.windows(), show_bytes(job.bytes()));
+fn describe_memory(job: &Job, ranks: u32) -> String {
+    let (windows, bytes) = (job.windows(), show_bytes(job.bytes()));
     match job.data {
         Data::Arrays { .. } => format!("{ranks} arrays of {bytes}"),
         Data::Pattern { .. } => format!("{windows} windows x {bytes} x {ranks} ranks"),
     }
-}
-
-fn no_cuda() -> anyhow::Error {
-    let what = "this build has no cuda backend yet: use --backend host";
-    #[cfg(feature = "cuda")]
-    {
-        let machine = match symwin::driver::cuda::probe() {
-            Ok(()) => "its CUDA driver is there and starts".to_owned(),
-            Err(absent) => absent.to_string(),
-        };
-        anyhow!("{what} (of this machine: {machine})")
-    }
-    #[cfg(not(feature = "cuda"))]
-    anyhow!(what)
 }
 
 /// How long no process at all may say anything. Each says something every 16 MiB of work, and ends its own waits by
@@ -105,7 +88,13 @@ mod tests {
     use super::*;
 
     fn reports(lsa_size: u32, digests: &[u64]) -> Vec<RankReport> {
-        let report = |(rank, &digest)| RankReport { rank, lsa_size, laps: Vec::new(), digest };
+        let report = |(rank, &digest)| RankReport {
+            rank,
+            lsa_size,
+            device: "host".to_owned(),
+            laps: Vec::new(),
+            digest,
+        };
         (0..).zip(digests).map(report).collect()
     }
 

@@ -26,8 +26,12 @@ fn headline(report: &Report) -> String {
         _ => "as threads of one process".to_owned(),
     };
     let windows = plural(report.windows, "window");
+    let memory = match report.backend {
+        "host" => "host memory".to_owned(),
+        _ => format!("memory of {}", report.devices.join(", ")),
+    };
     let (bytes, dtype, op) = (show_bytes(report.bytes), report.dtype, report.op);
-    format!("{ranks} {how}, {windows} of {bytes}, {op} of {dtype}, host memory")
+    format!("{ranks} {how}, {windows} of {bytes}, {op} of {dtype}, {memory}")
 }
 
 fn table(report: &Report) -> Table {

@@ -6,18 +6,20 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use symwin::{Communicator, Config};
 
+use crate::backend::Device;
 use crate::errors::RankError;
 use crate::phases::Phase;
 
-/// Makes the communicator and lets all its ranks of this process do their work, which is told how long the making took.
+/// Makes the communicator on these devices and lets all its ranks of this process do their work, which is told how long the making took.
 /// Every wait of a rank has a deadline, so this has one. Errors are of all ranks that have one.
 pub(crate) fn run<R: Send>(
+    device: Device,
     make: impl FnOnce(&Config) -> symwin::Result<Vec<Communicator>>,
     work: impl Fn(Communicator, Duration) -> Result<R, RankError> + Sync,
 ) -> Result<Vec<R>, Vec<RankError>> {
     let began = Instant::now();
-    let ranks = Config::from_env().and_then(|config| make(&config));
-    let ranks = ranks.map_err(|error| vec![RankError::new(None, Phase::Bootstrap, &error.into())])?;
+    let ranks =
+        communicator(device, make).map_err(|error| vec![RankError::new(None, Phase::Bootstrap, &error)])?;
     let bootstrap = began.elapsed();
     let work = &work;
     let results: Vec<_> = thread::scope(|scope| {
@@ -40,6 +42,13 @@ pub(crate) fn run<R: Send>(
         }
     }
     if errors.is_empty() { Ok(reports) } else { Err(errors) }
+}
+
+fn communicator(
+    device: Device,
+    make: impl FnOnce(&Config) -> symwin::Result<Vec<Communicator>>,
+) -> anyhow::Result<Vec<Communicator>> {
+    Ok(make(&device.configure(Config::from_env()?)?)?)
 }
 
 fn join<R>(

@@ -10,6 +10,7 @@ use symwin::coll::{self, DType, ReduceOp};
 use symwin::{Communicator, DevComm, DevCommRequirements, Group, Window, WindowFlags};
 
 use super::cli::AllreduceArgs;
+use super::gpu::{self, Race};
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::{MpiFigures, MpiSamples, Mpis};
@@ -44,12 +45,16 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &AllreduceArgs) -> anyhow::Result<()> {
-    let world = args.world.world(false);
+    let world = args.world.world(false)?;
     let element = args.dtype.size_bytes() as u64;
     if let Some(bytes) = args.bytes.iter().find(|bytes| **bytes == 0 || !bytes.is_multiple_of(element)) {
         let what =
             format!("--bytes {bytes} is no positive multiple of {element}, the size of one {}", args.dtype);
         refuse(ErrorKind::ValueValidation, &what);
+    }
+    if world.device.is_cuda() {
+        let race = |bytes: &u64| Race::AllReduce { bytes: *bytes, dtype: args.dtype };
+        return gpu::run(&world, &args.bytes.iter().map(race).collect::<Vec<_>>(), &args.output);
     }
     let most = args.bytes.iter().copied().max().unwrap_or(0);
     // Input and output, and as much for the plain loops.
@@ -97,7 +102,12 @@ pub(crate) fn rank(comm: Communicator, plan: &Plan, progress: &dyn Progress) -> 
         }
     }
     bench.check()?;
-    let told = RankSamples { rank: comm.rank().get(), series: meter.end(), ..RankSamples::default() };
+    let told = RankSamples {
+        rank: comm.rank().get(),
+        device: comm.device().name.clone(),
+        series: meter.end(),
+        ..RankSamples::default()
+    };
     drop(bench);
     lineup.end()?;
     comm.finalize()?;

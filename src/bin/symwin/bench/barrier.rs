@@ -9,6 +9,7 @@ use serde_json::json;
 use symwin::{Communicator, DevCommRequirements};
 
 use super::cli::BarrierArgs;
+use super::gpu::{self, Race};
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
 use super::mpi::MpiSamples;
@@ -34,7 +35,10 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
-    let world = args.world.world(false);
+    let world = args.world.world(false)?;
+    if world.device.is_cuda() {
+        return gpu::run(&world, &[Race::Barrier], &args.output);
+    }
     let mpis = args.mpi.find()?;
     let launches = launches(args.output.samples);
     let length = launches.iter().map(|samples| u64::from(2 * (samples + WARM))).sum();
@@ -115,7 +119,12 @@ pub(crate) fn rank(
             })?;
         }
     }
-    let told = RankSamples { rank: comm.rank().get(), series: meter.end(), ..RankSamples::default() };
+    let told = RankSamples {
+        rank: comm.rank().get(),
+        device: comm.device().name.clone(),
+        series: meter.end(),
+        ..RankSamples::default()
+    };
     drop(dev_comm);
     lineup.end()?;
     comm.finalize()?;

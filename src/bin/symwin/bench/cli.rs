@@ -5,6 +5,7 @@ use symwin::coll::DType;
 
 use super::World;
 use super::mpi::Mpis;
+use crate::backend::DeviceArgs;
 use crate::cli::Place;
 use crate::size::parse_bytes;
 
@@ -15,19 +16,21 @@ pub(crate) enum BenchCommand {
     /// Every rank registers all windows in one group. Beside it, in turns and on the same memory: the bare system
     /// calls that this cannot do without; the reference's protocol, one window after the other, with and without
     /// recognising an allocation that is known already; and `MPI_Win_allocate_shared` of Open MPI and MPICH where they
-    /// are installed. Times are per window, medians over all samples, from the first rank's begin to the last rank's
+    /// are installed. With --backend cuda: the bare CUDA driver, with 1, 4 and 16 threads, with new allocations for each
+    /// sample. Times are per window, medians over all samples, from the first rank's begin to the last rank's
     /// end.
     Register(RegisterArgs),
     /// All-reduce: the blocking call, and a kernel that repeats it.
     ///
     /// Beside them, in turns: plain loops with the reads and writes of the one-shot and of the two-shot algorithm, over
-    /// memory that nobody shares, and MPI_Allreduce of Open MPI and MPICH where they are installed. Times are of one
+    /// memory that nobody shares, and MPI_Allreduce of Open MPI and MPICH where they are installed. With --backend cuda:
+    /// the library's kernel, and a bare kernel that does the same without the library. Times are of one
     /// all-reduce by sum, medians over all samples, each the mean of many repetitions for small sizes.
     Allreduce(AllreduceArgs),
     /// The barrier of kernels, one round of all ranks.
     ///
     /// Beside it, in turns: std::sync::Barrier where all ranks are threads of one process, and MPI_Barrier of Open MPI
-    /// and MPICH where they are installed.
+    /// and MPICH where they are installed. With --backend cuda: a bare kernel with the same barrier.
     Barrier(BarrierArgs),
     /// Finding a window by an address, among many.
     ///
@@ -92,9 +95,9 @@ pub(crate) struct RegisterArgs {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,64", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) windows: Vec<u32>,
 
-    /// The size of each window, such as 2MiB or 64K
-    #[arg(long, value_name = "SIZE", value_parser = some_bytes, default_value = "2MiB")]
-    pub(crate) bytes: u64,
+    /// The size of each window, such as 2MiB or 64K [default: 2MiB; of GPUs 4MiB]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    bytes: Option<u64>,
 
     /// Carve all windows of a rank from one allocation
     #[arg(long)]
@@ -112,11 +115,27 @@ pub(crate) struct RegisterArgs {
     #[arg(long, hide = true)]
     pub(crate) traced: bool,
 
+    /// Measure as on GPUs: beside the bare driver, with new allocations for each sample
+    #[arg(long, hide = true)]
+    floor: bool,
+
     #[command(flatten)]
     pub(crate) mpi: MpiArgs,
 
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+impl RegisterArgs {
+    /// Of each window.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or(if self.world.is_cuda() { 4 << 20 } else { 2 << 20 })
+    }
+
+    /// Whether symwin is measured beside the bare driver, and not beside what the host has.
+    pub(crate) fn floor(&self) -> bool {
+        self.floor || self.world.is_cuda()
+    }
 }
 
 #[derive(Args, Debug)]
@@ -127,11 +146,21 @@ pub(crate) struct WorldArgs {
 
     #[command(flatten)]
     place: Place,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 impl WorldArgs {
-    pub(crate) fn world(&self, apart: bool) -> World {
-        World { ranks: self.ranks, ranks_per_process: self.place.ranks_per_process(self.ranks), apart }
+    pub(crate) fn is_cuda(&self) -> bool {
+        self.device.is_cuda()
+    }
+
+    /// The ranks' places and devices; ends the program if there is no such division.
+    pub(crate) fn world(&self, apart: bool) -> anyhow::Result<World> {
+        let ranks_per_process = self.place.ranks_per_process(self.ranks);
+        let device = self.device.device(self.ranks)?;
+        Ok(World { ranks: self.ranks, ranks_per_process, device, apart })
     }
 }
 

@@ -15,8 +15,6 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-use super::lineup::LineUp;
-
 /// One rank's connections to all others.
 #[derive(Debug)]
 pub(crate) struct Mesh {
@@ -26,12 +24,17 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects all ranks. `name` is one that nobody else knows.
-    pub(crate) fn connect(name: &str, me: u32, ranks: u32, lineup: &LineUp) -> anyhow::Result<Self> {
+    /// Connects all ranks. `name` is one that nobody else knows; `meet` waits until all ranks have called it.
+    pub(crate) fn connect(
+        name: &str,
+        me: u32,
+        ranks: u32,
+        meet: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         let address = |rank| SocketAddr::from_abstract_name(format!("symwin-bench-{name}-{rank}"));
         let listener = UnixListener::bind_addr(&address(me)?).context("a socket for the baselines")?;
         // Everyone listens from here on.
-        lineup.wait()?;
+        meet()?;
         let mut peers: Vec<_> = (0..ranks).map(|_| None).collect();
         for peer in 0..me {
             let mut stream = limited(UnixStream::connect_addr(&address(peer)?)?)?;
@@ -102,6 +105,17 @@ impl Mesh {
             _ => None,
         });
         Ok(rights.flatten().collect())
+    }
+
+    /// Waits until all ranks are here: a dissemination barrier.
+    pub(crate) fn barrier(&self) -> io::Result<()> {
+        let mut step = 1;
+        while step < self.ranks() {
+            self.send(self.after(step), &[0; 4])?;
+            self.receive(self.before(step), &mut [0; 4])?;
+            step *= 2;
+        }
+        Ok(())
     }
 
     fn peer(&self, rank: usize) -> io::Result<&UnixStream> {

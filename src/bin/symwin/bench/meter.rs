@@ -13,6 +13,8 @@ use crate::progress::Progress;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RankSamples {
     pub(crate) rank: u32,
+    /// What its device is called.
+    pub(crate) device: String,
     pub(crate) series: Series,
     /// Rounds of messages of each group, all of the same number.
     pub(crate) rounds: Vec<u64>,

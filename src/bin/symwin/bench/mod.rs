@@ -8,6 +8,7 @@ mod barrier;
 pub(crate) mod cli;
 mod clock;
 mod foreign;
+mod gpu;
 mod lineup;
 mod lookup;
 mod mesh;
@@ -15,6 +16,7 @@ mod meter;
 mod mpi;
 mod output;
 mod plain;
+mod pool;
 mod raw;
 mod register;
 mod stats;
@@ -31,6 +33,7 @@ use symwin::{Communicator, Config};
 
 use self::cli::BenchCommand;
 use self::meter::RankSamples;
+use crate::backend::Device;
 use crate::child::Work;
 use crate::errors::{RankError, combine};
 use crate::phases::Phase;
@@ -44,6 +47,7 @@ use crate::{spawn, threads};
 pub(crate) enum Job {
     AllReduce(allreduce::Plan),
     Barrier(barrier::Plan),
+    Gpu(gpu::Plan),
     Register(register::Plan),
 }
 
@@ -65,6 +69,7 @@ pub(crate) fn run(command: &BenchCommand) -> anyhow::Result<()> {
 
 /// Lets all ranks of this process measure. What they say is by rank.
 pub(crate) fn ranks(
+    device: Device,
     make: impl FnOnce(&Config) -> symwin::Result<Vec<Communicator>>,
     job: &Job,
     progress: &dyn Progress,
@@ -74,11 +79,12 @@ pub(crate) fn ranks(
     }
     let shared = register::Shared::default();
     let meeting = Barrier::new(job.threads_that_meet());
-    threads::run(make, |comm, _: Duration| {
+    threads::run(device, make, |comm, _: Duration| {
         let rank = comm.rank().get();
         let samples = match job {
             Job::AllReduce(plan) => allreduce::rank(comm, plan, progress),
             Job::Barrier(plan) => barrier::rank(comm, plan, &meeting, progress),
+            Job::Gpu(plan) => gpu::rank(comm, plan, progress),
             Job::Register(plan) => register::rank(comm, plan, &shared, progress),
         };
         samples.map_err(|error| {
@@ -102,6 +108,7 @@ pub(crate) struct World {
     pub(crate) ranks: u32,
     /// `None` for threads of this process.
     pub(crate) ranks_per_process: Option<u32>,
+    pub(crate) device: Device,
     /// Whether threads count as processes of their own.
     pub(crate) apart: bool,
 }
@@ -131,7 +138,7 @@ impl World {
 
     /// Lets all ranks measure.
     pub(crate) fn measure(&self, job: &Job, progress: &dyn Progress) -> anyhow::Result<Vec<RankSamples>> {
-        let Self { ranks: count, ranks_per_process, apart } = *self;
+        let Self { ranks: count, ranks_per_process, device, apart } = *self;
         let Some(each) = ranks_per_process else {
             let make = |config: &Config| {
                 if apart {
@@ -139,9 +146,9 @@ impl World {
                 }
                 Communicator::in_process_with(count, config)
             };
-            return ranks(make, job, progress).map_err(|errors| combine(&[], errors));
+            return ranks(device, make, job, progress).map_err(|errors| combine(&[], errors));
         };
-        spawn::run(Work::Bench(job.clone()), count, each, SILENCE, progress)
+        spawn::run(Work::Bench { device, job: job.clone() }, count, each, SILENCE, progress)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `symwin bench register`: what it takes until every rank may use every window.
 
+mod floor;
 mod protocol;
 mod rank;
 mod report;
@@ -15,9 +16,9 @@ use super::mpi::{Mpi, MpiSamples, Mpis};
 use super::stats::Series;
 use super::syscalls::{self, Counts};
 use super::{Job, World, launches};
-use crate::memory;
 use crate::processes::rendezvous;
 use crate::progress::Bar;
+use crate::report::devices;
 use crate::size::show_bytes;
 
 pub(crate) use self::rank::{Shared, run as rank};
@@ -30,6 +31,8 @@ pub(crate) struct Plan {
     /// Of each window.
     bytes: u64,
     arena: bool,
+    /// Whether every sample has new allocations, and ranks line up by messages: as with GPUs.
+    fresh: bool,
     /// What is measured, in turns.
     variants: Vec<Variant>,
     samples: u32,
@@ -51,6 +54,10 @@ pub(crate) enum Variant {
     BareEach,
     /// The reference's protocol with deduplication.
     Dedup,
+    /// The calls of the bare driver, by so many threads in each process.
+    Floor1,
+    Floor4,
+    Floor16,
     /// What taking a sample takes.
     Nothing,
     /// The reference's protocol.
@@ -60,8 +67,28 @@ pub(crate) enum Variant {
 
 impl Variant {
     /// All of them, as they are shown.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Bare, Self::BareEach, Self::Symwin, Self::Protocol, Self::Dedup, Self::Nothing];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Bare,
+        Self::BareEach,
+        Self::Floor1,
+        Self::Floor4,
+        Self::Floor16,
+        Self::Symwin,
+        Self::Protocol,
+        Self::Dedup,
+        Self::Nothing,
+    ];
+    /// The bare driver. Between processes more threads make it slower.
+    const FLOORS: [Self; 3] = [Self::Floor1, Self::Floor4, Self::Floor16];
+
+    /// How many threads each process has for the bare driver's calls.
+    const fn threads(self) -> usize {
+        match self {
+            Self::Floor4 => 4,
+            Self::Floor16 => 16,
+            _ => 1,
+        }
+    }
 
     /// Its name for people.
     pub(crate) const fn title(self) -> &'static str {
@@ -69,6 +96,9 @@ impl Variant {
             Self::Bare => "bare calls",
             Self::BareEach => "bare calls, ranks x ranks maps",
             Self::Dedup => "per-window protocol with dedup",
+            Self::Floor1 => "bare driver, 1 thread",
+            Self::Floor4 => "bare driver, 4 threads",
+            Self::Floor16 => "bare driver, 16 threads",
             Self::Nothing => "nothing",
             Self::Protocol => "per-window protocol",
             Self::Symwin => "symwin",
@@ -81,6 +111,9 @@ impl Variant {
             Self::Bare => "bare",
             Self::BareEach => "bare_each",
             Self::Dedup => "dedup",
+            Self::Floor1 => "driver_1_thread",
+            Self::Floor4 => "driver_4_threads",
+            Self::Floor16 => "driver_16_threads",
             Self::Nothing => "nothing",
             Self::Protocol => "protocol",
             Self::Symwin => "symwin",
@@ -99,21 +132,24 @@ pub(crate) struct Measured {
     pub(crate) mpi: MpiSamples,
     /// Calls of one group.
     pub(crate) syscalls: Option<anyhow::Result<Counts>>,
+    /// What the devices are called.
+    pub(crate) devices: Vec<String>,
 }
 
 pub(crate) fn run(args: &RegisterArgs) -> anyhow::Result<()> {
-    let world = args.world.world(args.maps == Maps::Each);
+    let world = args.world.world(args.maps == Maps::Each)?;
     let most = args.windows.iter().copied().max().unwrap_or(1);
-    let bytes = args.bytes.checked_next_multiple_of(4096);
-    let need = bytes.and_then(|bytes| bytes.checked_mul(u64::from(most))?.checked_mul(world.ranks.into()));
-    memory::check(&format!("{most} windows x {} x {} ranks", show_bytes(args.bytes), world.ranks), need)?;
+    let each = args.bytes().checked_next_multiple_of(world.device.page_bytes());
+    let what = |ranks| format!("{most} windows x {} x {ranks} ranks", show_bytes(args.bytes()));
+    world.device.check_memory(what, world.ranks, each.and_then(|each| each.checked_mul(most.into())))?;
     if args.traced {
         syscalls::end_with_strace()?;
         let plan = Plan { marks: true, ..plan(args, vec![Variant::Symwin], most, args.output.samples)? };
         world.measure(&Job::Register(plan), &Bar::new(0, false))?;
         return Ok(());
     }
-    let mpis = args.mpi.find()?;
+    // Its windows are host memory of its own making.
+    let mpis = if args.floor() { Mpis::none() } else { args.mpi.find()? };
     let measured = measure(args, &world, &mpis)?;
     let reports = args.windows.iter().zip(measured);
     let reports = reports.map(|(windows, measured)| Report::new(args, &world, *windows, &measured, &mpis));
@@ -136,26 +172,31 @@ fn measure(args: &RegisterArgs, world: &World, mpis: &Mpis) -> anyhow::Result<Ve
             let plan = plan(args, variants(args, world, *windows).0, *windows, samples)?;
             measured.add(world.measure(&Job::Register(plan), &bar)?);
             for mpi in &mpis.found {
-                measured.add_mpi(mpi, world.ranks, *windows, args.bytes, samples);
+                measured.add_mpi(mpi, world.ranks, *windows, args.bytes(), samples);
             }
         }
     }
     for (windows, measured) in args.windows.iter().zip(&mut measured) {
-        measured.syscalls = Some(syscalls::count(traced(args, world, *windows), world.ranks));
+        measured.syscalls = Some(if args.floor() {
+            // A device's driver calls the system as it likes.
+            Err(anyhow::anyhow!("not asked for beside the bare driver"))
+        } else {
+            syscalls::count(traced(args, world, *windows), world.ranks)
+        });
     }
     Ok(measured)
 }
 
 fn plan(args: &RegisterArgs, variants: Vec<Variant>, windows: u32, samples: u32) -> anyhow::Result<Plan> {
     let steps = if args.traced { 0 } else { STEPS };
-    let (bytes, arena, mesh) = (args.bytes, args.arena, rendezvous()?);
-    Ok(Plan { windows, bytes, arena, variants, samples, steps, marks: false, mesh })
+    let (bytes, arena, fresh, mesh) = (args.bytes(), args.arena, args.floor(), rendezvous()?);
+    Ok(Plan { windows, bytes, arena, fresh, variants, samples, steps, marks: false, mesh })
 }
 
 /// The arguments of a run whose calls are counted.
 fn traced(args: &RegisterArgs, world: &World, windows: u32) -> Vec<String> {
     let numbers =
-        [("--ranks", u64::from(world.ranks)), ("--windows", windows.into()), ("--bytes", args.bytes)];
+        [("--ranks", u64::from(world.ranks)), ("--windows", windows.into()), ("--bytes", args.bytes())];
     let mut traced = vec!["bench".to_owned(), "register".to_owned(), "--traced".to_owned()];
     traced.extend(numbers.iter().flat_map(|(name, number)| [(*name).to_owned(), number.to_string()]));
     traced.extend(["--samples".to_owned(), "3".to_owned()]);
@@ -182,12 +223,17 @@ impl Measured {
             self.rounds.append(&mut told.rounds);
             self.steps.append(&mut told.steps);
         }
+        self.devices = devices(told.iter().map(|told| told.device.clone()));
         meter::add(&mut self.ranks, told);
     }
 }
 
 /// What is measured with so many windows, and whether some of it was left out for want of mappings.
 pub(crate) fn variants(args: &RegisterArgs, world: &World, windows: u32) -> (Vec<Variant>, bool) {
+    if args.floor() {
+        let variants = [Variant::Nothing, Variant::Symwin].into_iter().chain(floors(world)).collect();
+        return (variants, false);
+    }
     let mut variants = vec![Variant::Nothing, Variant::Symwin, Variant::Bare];
     let ranks_here = world.ranks_per_process.unwrap_or(world.ranks);
     // Ranks that map for themselves: the windows of all ranks, in each rank of a process, beside its own buffers.
@@ -204,6 +250,12 @@ pub(crate) fn variants(args: &RegisterArgs, world: &World, windows: u32) -> (Vec
         variants.push(Variant::Dedup);
     }
     (variants, false)
+}
+
+/// Between processes more threads than that only get in each other's way, and there are as many for each process.
+fn floors(world: &World) -> impl Iterator<Item = Variant> {
+    let most = if world.processes() > 1 { 4 } else { 16 };
+    Variant::FLOORS.into_iter().filter(move |floor| floor.threads() <= most)
 }
 
 /// How many mappings the system allows a process.

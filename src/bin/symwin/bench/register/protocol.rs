@@ -127,9 +127,9 @@ pub(crate) fn per_window(
             let piece = if dedup && shape.arena { shape.allocation(0) } else { shape.window(window) };
             all_gather(mesh)?;
             map_all(mesh, range, own, shape, &piece)?;
-            barrier(mesh)?;
+            mesh.barrier()?;
         }
-        barrier(mesh)?;
+        mesh.barrier()?;
     }
     Ok(())
 }
@@ -157,17 +157,6 @@ fn map_all(mesh: &Mesh, range: &Range, own: &[Arc<OwnedFd>], shape: &Shape, piec
         let answer = mesh.receive_descriptors(owner)?;
         let file = answer.first().ok_or(io::ErrorKind::UnexpectedEof)?;
         shape.map(range, owner, piece, file)?;
-    }
-    Ok(())
-}
-
-/// A dissemination barrier.
-fn barrier(mesh: &Mesh) -> io::Result<()> {
-    let mut step = 1;
-    while step < mesh.ranks() {
-        mesh.send(mesh.after(step), &[0; 4])?;
-        mesh.receive(mesh.before(step), &mut [0; 4])?;
-        step *= 2;
     }
     Ok(())
 }

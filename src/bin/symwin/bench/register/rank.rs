@@ -13,6 +13,7 @@ use super::super::meter::{Meter, RankSamples};
 use super::super::raw::Range;
 use super::super::steps::Recording;
 use super::super::syscalls::{self, Mark};
+use super::floor::{Desk, Floor};
 use super::protocol::{self, Exchange, Shape};
 use super::{Plan, Variant};
 use crate::progress::Progress;
@@ -22,6 +23,8 @@ use crate::progress::Progress;
 pub(crate) struct Shared {
     /// Where the bare calls map.
     range: OnceLock<Range>,
+    /// Where ranks lay what the bare driver maps.
+    desk: Desk,
 }
 
 pub(crate) fn run(
@@ -31,10 +34,11 @@ pub(crate) fn run(
     progress: &dyn Progress,
 ) -> anyhow::Result<RankSamples> {
     let rank = comm.rank().get();
-    let lineup = LineUp::new(&comm)?;
+    let lineup = if plan.fresh { LineUp::by_messages(&comm, &plan.mesh)? } else { LineUp::new(&comm)? };
     let mut meter = Meter::new(&comm, &lineup, progress);
     let bench = Bench::new(&comm, plan, shared, &lineup)?;
-    let mut told = RankSamples { rank, ..RankSamples::default() };
+    let device = comm.device().name.clone();
+    let mut told = RankSamples { rank, device, ..RankSamples::default() };
     for round in 0..WARM + plan.samples {
         let turn = plan.variants.iter().cycle().skip(round as usize % plan.variants.len());
         for variant in turn.take(plan.variants.len()) {
@@ -77,16 +81,36 @@ struct Bench<'a> {
     lineup: &'a LineUp,
     marks: bool,
     shape: Shape,
-    slices: Vec<BufferSlice>,
-    /// The descriptors of the slices' allocations.
-    own: Vec<Arc<OwnedFd>>,
+    /// What is registered of each window's memory.
+    bytes: usize,
     mesh: Mesh,
+    ground: Ground<'a>,
+}
+
+/// What the windows are in, and what symwin is compared with there.
+enum Ground<'a> {
+    /// New allocations for each sample; the bare driver.
+    Fresh(Floor<'a>),
+    /// The same allocations for all samples; the host's calls.
+    Kept(Box<Kept<'a>>),
+}
+
+struct Kept<'a> {
+    memory: Memory,
+    /// The descriptors of its allocations.
+    own: Vec<Arc<OwnedFd>>,
     /// Where the ranks of this process map together.
     together: &'a Range,
     exchange_together: Exchange,
     /// Where this rank maps alone.
     alone: Range,
     exchange_alone: Exchange,
+}
+
+/// Allocations, and a slice for each window.
+struct Memory {
+    buffers: Vec<Buffer>,
+    slices: Vec<BufferSlice>,
 }
 
 impl<'a> Bench<'a> {
@@ -101,28 +125,15 @@ impl<'a> Bench<'a> {
         let bytes = usize::try_from(plan.bytes)?;
         let shape =
             Shape { windows: plan.windows as usize, bytes: bytes.next_multiple_of(page), arena: plan.arena };
-        let (buffers, slices) = allocate(comm, &shape, bytes)?;
-        let own = buffers.iter().map(descriptor).collect::<anyhow::Result<_>>()?;
-        let size = shape.stride() * ranks as usize;
-        if shared.range.get().is_none() {
-            // Where two ranks come at once, the second one's range goes again.
-            let _ = shared.range.set(Range::reserve(size)?);
-        }
-        let together = shared.range.get().context("a range was set")?;
         let processes: Vec<u32> = comm.peers().iter().map(|peer| peer.process.get()).collect();
-        Ok(Self {
-            comm,
-            lineup,
-            marks: plan.marks,
-            shape,
-            slices,
-            own,
-            mesh: Mesh::connect(&plan.mesh, rank, ranks, lineup)?,
-            together,
-            exchange_together: Exchange::new(&processes, rank as usize),
-            alone: Range::reserve(size)?,
-            exchange_alone: Exchange::new(&(0..ranks).collect::<Vec<_>>(), rank as usize),
-        })
+        let ground = if plan.fresh {
+            let threads = plan.variants.iter().map(|variant| variant.threads()).max().unwrap_or(1);
+            Ground::Fresh(Floor::new(&processes, rank as usize, &shared.desk, threads)?)
+        } else {
+            Ground::Kept(Box::new(Kept::new(comm, &shape, bytes, &processes, shared)?))
+        };
+        let mesh = Mesh::connect(&plan.mesh, rank, ranks, || lineup.wait())?;
+        Ok(Self { comm, lineup, marks: plan.marks, shape, bytes, mesh, ground })
     }
 
     /// One sample of one variant. Returns the rounds of symwin's group.
@@ -132,42 +143,40 @@ impl<'a> Bench<'a> {
         meter: &mut Meter<'_>,
         name: Option<&str>,
     ) -> anyhow::Result<Option<u64>> {
-        let Self { mesh, alone, own, shape, .. } = self;
-        let protocol = |dedup| Ok(protocol::per_window(mesh, alone, own, shape, dedup)?);
-        match variant {
-            Variant::Symwin => {
-                let before = self.comm.status().rounds;
-                let windows = meter.sample(name, || self.register())?;
-                let rounds = self.comm.status().rounds - before;
-                self.close(&windows)?;
-                return Ok(Some(rounds));
+        match (variant, &self.ground) {
+            (Variant::Nothing, _) => meter.sample(name, || Ok(()))?,
+            (Variant::Symwin, Ground::Fresh(_)) => {
+                return self.symwin(&Memory::new(self.comm, &self.shape, self.bytes)?, meter, name).map(Some);
             }
-            Variant::Bare => {
-                meter.sample(name, || {
-                    Ok(protocol::bare(mesh, self.together, own, shape, &self.exchange_together)?)
-                })?;
-                self.lineup.wait()?;
-                self.together.clear()?;
+            (Variant::Symwin, Ground::Kept(kept)) => return self.symwin(&kept.memory, meter, name).map(Some),
+            (floor, Ground::Fresh(bare)) => {
+                let memory = Memory::new(self.comm, &self.shape, self.bytes)?;
+                let own = bare.lay(self.mesh.me(), &memory.buffers)?;
+                let range = bare.range(&self.mesh, &own)?;
+                drop(meter.sample(name, || bare.run(&self.mesh, &own, range, floor.threads()))?);
             }
-            Variant::BareEach => {
-                meter.sample(name, || Ok(protocol::bare(mesh, alone, own, shape, &self.exchange_alone)?))?;
-            }
-            Variant::Protocol => meter.sample(name, || protocol(false))?,
-            Variant::Dedup => meter.sample(name, || protocol(true))?,
-            Variant::Nothing => meter.sample(name, || Ok(()))?,
+            (host, Ground::Kept(kept)) => kept.sample(self, host, meter, name)?,
         }
-        self.alone.clear()?;
         Ok(None)
     }
 
+    /// Returns how many rounds the group took.
+    fn symwin(&self, memory: &Memory, meter: &mut Meter<'_>, name: Option<&str>) -> anyhow::Result<u64> {
+        let before = self.comm.status().rounds;
+        let windows = meter.sample(name, || self.register(&memory.slices))?;
+        let rounds = self.comm.status().rounds - before;
+        self.close(&windows)?;
+        Ok(rounds)
+    }
+
     /// One group with all windows.
-    fn register(&self) -> anyhow::Result<Vec<Window>> {
+    fn register(&self, slices: &[BufferSlice]) -> anyhow::Result<Vec<Window>> {
         if self.marks {
             syscalls::mark(Mark::Begin);
         }
         let group = Group::named("symwin bench");
         let register = |slice| group.register(self.comm, slice, WindowFlags::COLL_SYMMETRIC);
-        let pending: Vec<_> = self.slices.iter().map(register).collect();
+        let pending: Vec<_> = slices.iter().map(register).collect();
         group.end().map_err(symwin::Error::from)?;
         let windows = pending.into_iter().map(|window| window.wait()).collect::<symwin::Result<_>>()?;
         if self.marks {
@@ -186,21 +195,74 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The allocations, and a slice for each window.
-fn allocate(
-    comm: &Communicator,
-    shape: &Shape,
-    bytes: usize,
-) -> anyhow::Result<(Vec<Buffer>, Vec<BufferSlice>)> {
-    if shape.arena {
-        let arena = comm.alloc_own(shape.stride())?;
-        let slice = |index: usize| arena.slice(index * shape.bytes..index * shape.bytes + bytes);
-        let slices = (0..shape.windows).map(slice).collect::<Result<_, _>>();
-        return Ok((vec![arena], slices.map_err(symwin::Error::from)?));
+impl<'a> Kept<'a> {
+    fn new(
+        comm: &Communicator,
+        shape: &Shape,
+        bytes: usize,
+        processes: &[u32],
+        shared: &'a Shared,
+    ) -> anyhow::Result<Self> {
+        let me = comm.rank().get() as usize;
+        let memory = Memory::new(comm, shape, bytes)?;
+        let own = memory.buffers.iter().map(descriptor).collect::<anyhow::Result<_>>()?;
+        let size = shape.stride() * processes.len();
+        if shared.range.get().is_none() {
+            // Where two ranks come at once, the second one's range goes again.
+            let _ = shared.range.set(Range::reserve(size)?);
+        }
+        let each_its_own: Vec<u32> = (0..comm.world_size()).collect();
+        Ok(Self {
+            memory,
+            own,
+            together: shared.range.get().context("a range was set")?,
+            exchange_together: Exchange::new(processes, me),
+            alone: Range::reserve(size)?,
+            exchange_alone: Exchange::new(&each_its_own, me),
+        })
     }
-    let buffers = (0..shape.windows).map(|_| comm.alloc_own(bytes)).collect::<symwin::Result<Vec<_>>>()?;
-    let slices = buffers.iter().map(BufferSlice::from).collect();
-    Ok((buffers, slices))
+
+    /// One sample of the host's calls.
+    fn sample(
+        &self,
+        bench: &Bench<'_>,
+        variant: Variant,
+        meter: &mut Meter<'_>,
+        name: Option<&str>,
+    ) -> anyhow::Result<()> {
+        let Self { own, together, exchange_together, alone, exchange_alone, .. } = self;
+        let Bench { mesh, shape, lineup, .. } = bench;
+        let protocol = |dedup| Ok(protocol::per_window(mesh, alone, own, shape, dedup)?);
+        match variant {
+            Variant::Bare => {
+                meter.sample(name, || Ok(protocol::bare(mesh, together, own, shape, exchange_together)?))?;
+                lineup.wait()?;
+                together.clear()?;
+            }
+            Variant::BareEach => {
+                meter.sample(name, || Ok(protocol::bare(mesh, alone, own, shape, exchange_alone)?))?;
+            }
+            Variant::Protocol => meter.sample(name, || protocol(false))?,
+            Variant::Dedup => meter.sample(name, || protocol(true))?,
+            other => bail!("{} is not measured on the host", other.title()),
+        }
+        Ok(alone.clear()?)
+    }
+}
+
+impl Memory {
+    fn new(comm: &Communicator, shape: &Shape, bytes: usize) -> anyhow::Result<Self> {
+        if shape.arena {
+            let arena = comm.alloc_own(shape.stride())?;
+            let slice = |index: usize| arena.slice(index * shape.bytes..index * shape.bytes + bytes);
+            let slices = (0..shape.windows).map(slice).collect::<Result<_, _>>();
+            return Ok(Self { buffers: vec![arena], slices: slices.map_err(symwin::Error::from)? });
+        }
+        let buffers =
+            (0..shape.windows).map(|_| comm.alloc_own(bytes)).collect::<symwin::Result<Vec<_>>>()?;
+        let slices = buffers.iter().map(BufferSlice::from).collect();
+        Ok(Self { buffers, slices })
+    }
 }
 
 /// The descriptor of a buffer's allocation.

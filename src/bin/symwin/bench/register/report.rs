@@ -21,6 +21,7 @@ pub(crate) struct Report {
     world: World,
     windows: u32,
     bytes: u64,
+    devices: String,
     arena: bool,
     each: bool,
     /// Whether what maps everything in each rank was left out.
@@ -59,7 +60,8 @@ impl Report {
         Self {
             world: *world,
             windows,
-            bytes: args.bytes,
+            bytes: args.bytes(),
+            devices: measured.devices.join(", "),
             arena: args.arena,
             each: args.maps == Maps::Each,
             left_out: variants(args, world, windows).1,
@@ -93,6 +95,8 @@ impl Report {
             "processes": self.world.processes(),
             "mode": self.world.mode(),
             "maps": if self.each { "each" } else { "shared" },
+            "backend": self.world.device.backend(),
+            "device": self.devices,
             "windows": self.windows,
             "bytes": self.bytes,
             "arena": self.arena,
@@ -102,6 +106,11 @@ impl Report {
             "baseline_us_per_window": wall(Variant::Protocol),
             "baseline_dedup_us_per_window": wall(dedup),
             "syscalls_us_per_window": wall(Variant::Bare),
+            "driver_us_per_window": self.floor().map(|floor| floor.1.median),
+            "driver_threads": self.floor().map(|floor| floor.0.threads()),
+            "symwin_over_driver": wall(Variant::Symwin)
+                .zip(self.floor())
+                .map(|(symwin, floor)| symwin / floor.1.median),
             "syscalls_each_us_per_window": wall(each),
             "cpu_us_per_window": cpu(Variant::Symwin),
             "cpu_us_per_rank_and_window": cpu(Variant::Symwin).map(per_rank),
@@ -130,6 +139,9 @@ impl Report {
                 let ratio = ratio(above_figure.median, below_figure.median);
                 lines.push(format!("{} / {}: {ratio}", above.title(), below.title()));
             }
+        }
+        if let (Some(symwin), Some((floor, bare))) = (self.wall(Variant::Symwin), self.floor()) {
+            lines.push(format!("symwin / {}: {}", floor.title(), ratio(symwin.median, bare.median)));
         }
         if self.left_out {
             lines.push(
@@ -168,6 +180,12 @@ impl Report {
         self.figures.get(variant.name()).map(|(wall, _)| *wall)
     }
 
+    /// The fastest of the bare driver's.
+    fn floor(&self) -> Option<(Variant, Figure)> {
+        let all = Variant::FLOORS.into_iter().filter_map(|floor| Some((floor, self.wall(floor)?)));
+        all.min_by(|a, b| a.1.median.total_cmp(&b.1.median))
+    }
+
     fn cpu(&self, variant: Variant) -> Option<Figure> {
         self.figures.get(variant.name()).map(|(_, cpu)| *cpu)
     }
@@ -176,7 +194,8 @@ impl Report {
         let (ranks, windows, bytes) = (self.world.ranks, self.windows, show_bytes(self.bytes));
         let place = self.world.describe();
         let memory = if self.arena { "from one allocation" } else { "each its own allocation" };
-        format!("{} {place}, {} of {bytes}, {memory}", plural(ranks, "rank"), plural(windows, "window"))
+        let on = if self.world.device.is_cuda() { format!(" on {}", self.devices) } else { String::new() };
+        format!("{} {place}{on}, {} of {bytes}, {memory}", plural(ranks, "rank"), plural(windows, "window"))
     }
 
     fn figures_table(&self) -> Table {
