@@ -13,6 +13,7 @@ use crate::device::KernelHandle;
 #[allow(unused_imports, reason = "the documentation names it")]
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::window::WindowSlice;
+use crate::driver::Stream;
 use crate::error::Result;
 use crate::ids::Rank;
 
@@ -50,6 +51,27 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<KernelHandle<()>> {
         Call::new(self, send, recv, Job::AllReduce { dtype, op })?.start()
+    }
+
+    /// The same on a stream of the device, for devices whose kernels are not host code: returns when it is queued, and
+    /// the result is there when the stream has passed. The stream may be capturing a graph; the graph's runs then count
+    /// as this rank's collectives, in the order in which the program runs them, and must have ended before a window is
+    /// closed or the communicator finalized. Collectives on several streams run in the order of their calls.
+    ///
+    /// A wait in it that takes longer than the communicator's deadline ends, and its output is then undefined: the next
+    /// call of this rank fails by name.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`]; `Misuse` where kernels are host code; what the device says.
+    pub fn all_reduce_on(
+        &self,
+        stream: impl Into<Stream>,
+        send: &WindowSlice,
+        recv: &WindowSlice,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        Call::new(self, send, recv, Job::AllReduce { dtype, op })?.queue(stream.into())
     }
 
     /// Gathers every rank's `send` in every rank's `recv`, in order of LSA rank: `recv` is as long as `send` of all

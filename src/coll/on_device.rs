@@ -9,7 +9,7 @@
 //! Every rank takes the same way, as all that decides is equal on all ranks.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::coll::dtype::DType;
 use crate::coll::reduce::ReduceOp;

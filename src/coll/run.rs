@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::coll::dtype::DType;
+use crate::coll::on_device;
 use crate::coll::reduce::ReduceOp;
 use crate::comm::Communicator;
 use crate::device::{Kernel, KernelHandle};
@@ -10,6 +11,7 @@ use crate::devr::core::Core;
 use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::window::WindowSlice;
+use crate::driver::Stream;
 use crate::error::{Error, FailureCause, Misuse, Phase, Result};
 use crate::ids::{LsaRank, Rank};
 
@@ -58,8 +60,36 @@ impl Call {
         Ok(Self { core, dev_comm, send: send.clone(), recv: recv.clone(), job, number })
     }
 
+    /// Queues it on a stream of the device.
+    pub(super) fn queue(self, stream: Stream) -> Result<()> {
+        let Some(call) = self.on_device() else {
+            let info = self.core.driver.info();
+            return Err(misuse(format!(
+                "collectives of {} do not run on streams: use the calls that block, or start threads of their own",
+                info.name
+            )));
+        };
+        on_device::check(&self.core)?;
+        call.start(stream)
+    }
+
+    /// What runs on devices whose kernels are not host code.
+    fn on_device(&self) -> Option<on_device::Call<'_>> {
+        let Self { core, dev_comm, send, recv, job, .. } = self;
+        match *job {
+            Job::AllReduce { dtype, op } if !core.driver.info().host_access => {
+                Some(on_device::Call { core, dev_comm, send, recv, dtype, op })
+            }
+            _ => None,
+        }
+    }
+
     /// Runs it in this thread.
     pub(super) fn run(self) -> Result<()> {
+        if let Some(call) = self.on_device() {
+            self.await_turn()?;
+            return call.run();
+        }
         self.dev_comm.run(|kernel| self.body(kernel))
     }
 

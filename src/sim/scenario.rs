@@ -284,5 +284,7 @@ fn kind(outcome: &Result<()>) -> u64 {
         Err(Error::Limit { .. }) => 5,
         Err(Error::Misuse(_)) => 6,
         Err(Error::RolledBack(_)) => 7,
+        #[cfg(feature = "cuda")]
+        Err(Error::NoCuda(_)) => 8,
     }
 }

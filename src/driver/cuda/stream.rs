@@ -22,6 +22,8 @@ pub(super) struct OwnStream {
 
 // SAFETY: streams and events are the driver's, which any thread may call.
 unsafe impl Send for OwnStream {}
+// SAFETY: as above.
+unsafe impl Sync for OwnStream {}
 
 impl OwnStream {
     /// A new stream. The caller has entered the context.
