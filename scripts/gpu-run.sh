@@ -56,7 +56,7 @@ tests() {
     for test in "$here"/tests/*; do
         [ -x "$test" ] || continue
         ran=1
-        run "$prefix-${test##*/}" ${before[@]+"${before[@]}"} "$test" --test-threads="${TEST_THREADS:-1}" "$@"
+        run "$prefix-${test##*/}" ${before[@]+"${before[@]}"} "$test" --include-ignored --nocapture --test-threads="${TEST_THREADS:-1}" "$@"
     done
     [ "$ran" -eq 1 ] || {
         echo 'this bundle has no tests' >&2
