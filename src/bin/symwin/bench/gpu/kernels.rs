@@ -1,27 +1,22 @@
 //! The kernels that benchmarks of GPUs compare, and how a sample runs one.
 //!
-//! A sample queues a kernel many times on a stream of its own ([`Driver::launch`]), and lasts until the stream has passed
-//! an event behind the last one, by the clock of the host. What is compared are [`Entry`]s of [`entries`]: the library's
-//! own kernel first, then the bare one that does the same work without the library. Which kernels these are and what
-//! their parameters hold is all that is open here: an entry's `make` allocates and registers what the kernel needs, and
-//! gives a [`Contestant`].
+//! A sample queues a kernel many times on a stream of its own, and lasts until the stream has passed an event behind the
+//! last one, by the clock of the host. What is compared are the [`Entry`]s of [`entries`]: the library's own first, then
+//! a kernel that does the same work without the library, written by hand (`kernels/bench.cu`).
 #![allow(unsafe_code, reason = "kernels are started by what they are promised")]
-#![cfg_attr(
-    not(test),
-    expect(dead_code, reason = "no kernel is in this build yet: nothing makes a contestant")
-)]
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use symwin::Communicator;
+use symwin::coll::{DType, ReduceOp};
 use symwin::driver::{Driver, Launch, Stream};
+use symwin::{Communicator, DevCommRequirements, LsaRank, WindowFlags};
+use zerocopy::IntoBytes;
 
-use super::Race;
+use super::{ROUNDS, Race};
 
 /// One of those that are compared.
 pub(crate) struct Entry {
@@ -30,80 +25,115 @@ pub(crate) struct Entry {
     /// For people.
     pub(crate) title: &'static str,
     /// Makes it on one rank; all ranks do so together.
-    pub(crate) make: fn(&Communicator, Race) -> anyhow::Result<Contestant>,
+    pub(crate) make: for<'a> fn(&'a Communicator, Race) -> anyhow::Result<Contestant<'a>>,
 }
 
-/// What is compared, the library's first, then the bare one. None: the kernels are not in this build.
+/// What is compared, the library's first, then the bare one.
 pub(crate) const fn entries(race: Race) -> &'static [Entry] {
     match race {
-        Race::AllReduce { .. } | Race::Barrier => &[],
+        Race::AllReduce { dtype: DType::F32, .. } => &[ALL_REDUCE, ONE_SHOT_BARE],
+        Race::AllReduce { .. } => &[ALL_REDUCE],
+        Race::Barrier => &[BARRIER, BARRIER_BARE],
     }
 }
 
-/// Refuses a race without kernels, before any rank starts.
-pub(crate) fn check(race: Race) -> anyhow::Result<()> {
-    ensure!(
-        !entries(race).is_empty(),
-        "the kernels that `symwin bench {}` compares on GPUs are not in this build: get a newer one, or measure host \
-         memory with --backend host",
-        race.name()
-    );
-    Ok(())
-}
+const ALL_REDUCE: Entry = Entry { name: "symwin", title: "symwin", make: all_reduce };
+const ONE_SHOT_BARE: Entry = Entry { name: "bare", title: "bare one-shot kernel", make: one_shot_bare };
+const BARRIER: Entry = Entry { name: "symwin", title: "symwin", make: barrier };
+const BARRIER_BARE: Entry = Entry { name: "bare", title: "bare barrier kernel", make: barrier_bare };
 
 /// A kernel that is ready to be started on one rank, as often as one likes.
-pub(crate) struct Contestant {
+pub(crate) struct Contestant<'a> {
     queue: Queue,
-    kernel: &'static str,
-    blocks: u32,
-    threads: u32,
-    parameter: Vec<u8>,
-    /// All that the parameter leads to.
-    keeps: Option<Box<dyn Any>>,
+    start: Box<dyn Fn(Stream) -> anyhow::Result<()> + 'a>,
 }
 
-impl Contestant {
-    /// # Safety
-    /// `parameter` is that of the kernel, which may be started with so many blocks and threads, and everything that it
-    /// leads to stays mapped with access while `keeps` lives.
-    pub(crate) unsafe fn new(
-        driver: Arc<dyn Driver>,
-        kernel: &'static str,
-        (blocks, threads): (u32, u32),
-        parameter: Vec<u8>,
-        keeps: Box<dyn Any>,
-    ) -> anyhow::Result<Self> {
-        Ok(Self { queue: Queue::new(driver)?, kernel, blocks, threads, parameter, keeps: Some(keeps) })
+impl<'a> Contestant<'a> {
+    /// `start` queues it once, and keeps all that it works on.
+    fn new(comm: &Communicator, start: impl Fn(Stream) -> anyhow::Result<()> + 'a) -> anyhow::Result<Self> {
+        let driver = Arc::clone(comm.alloc(1)?.driver());
+        Ok(Self { queue: Queue::new(driver)?, start: Box::new(start) })
     }
 
     /// A sample's work.
     pub(crate) fn repeat(&self, launches: u32) -> anyhow::Result<()> {
-        let Self { queue, parameter, .. } = self;
-        let launch = Launch { kernel: self.kernel, blocks: self.blocks, threads: self.threads, parameter };
         for _ in 0..launches {
-            // SAFETY: whoever made this says that the parameter is the kernel's; what it leads to lives as long as this,
-            // which waits for the stream before it goes.
-            unsafe { queue.driver.launch(queue.stream, &launch) }?;
+            (self.start)(self.queue.stream)?;
         }
-        queue.finish()
+        self.queue.finish()
     }
 }
 
-impl fmt::Debug for Contestant {
+impl fmt::Debug for Contestant<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Contestant").field("kernel", &self.kernel).finish_non_exhaustive()
+        f.debug_struct("Contestant").finish_non_exhaustive()
     }
 }
 
-impl Drop for Contestant {
+impl Drop for Contestant<'_> {
     fn drop(&mut self) {
         // A launch may have failed behind others that still run.
         if let Err(error) = self.queue.finish() {
             tracing::error!(%error, "bench.undo_failed");
-            // They may for ever: what they see stays.
-            self.keeps.take().map(Box::leak);
         }
     }
+}
+
+fn all_reduce(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'_>> {
+    let Race::AllReduce { bytes, dtype } = race else { anyhow::bail!("no all-reduce") };
+    let bytes = usize::try_from(bytes)?;
+    let register = || anyhow::Ok(comm.register(&comm.alloc_own(bytes)?, WindowFlags::COLL_SYMMETRIC)?);
+    let (send, recv) = (register()?.slice(0..bytes)?, register()?.slice(0..bytes)?);
+    Contestant::new(comm, move |stream| Ok(comm.all_reduce_on(stream, &send, &recv, dtype, ReduceOp::Sum)?))
+}
+
+fn one_shot_bare(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'_>> {
+    let Race::AllReduce { bytes, .. } = race else { anyhow::bail!("no all-reduce") };
+    let vectors = bytes / 16;
+    ensure!(vectors * 16 == bytes, "the bare kernel sums vectors of 16 bytes: --bytes must be a multiple of that");
+    let blocks = u32::try_from(vectors.div_ceil(512)).unwrap_or(u32::MAX).clamp(1, 16);
+    let output = comm.alloc_own(usize::try_from(bytes)?.max(1))?;
+    let aux = output.address() as u64;
+    let keep = output.clone();
+    let shape = (blocks, 512);
+    by_hand(comm, "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, move || drop(keep.clone()))
+}
+
+fn barrier(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
+    by_hand(comm, "symwin_bench_barrier", (1, 32), 0, ROUNDS.into(), 0, || {})
+}
+
+fn barrier_bare(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
+    by_hand(comm, "symwin_bench_barrier_bare", (1, 32), 0, ROUNDS.into(), 0, || {})
+}
+
+/// A kernel of `kernels/bench.cu` over a window of its own: words of barriers in its first 64 KiB, then `bytes` of data.
+fn by_hand<'a>(
+    comm: &'a Communicator,
+    kernel: &'static str,
+    (blocks, threads): (u32, u32),
+    bytes: usize,
+    count: u64,
+    aux: u64,
+    keeps: impl Fn() + 'a,
+) -> anyhow::Result<Contestant<'a>> {
+    let buffer = comm.alloc_own((64 << 10) + bytes)?;
+    buffer.write(0, &[0; 64 << 10])?;
+    let window = comm.register(&buffer, WindowFlags::empty())?;
+    let dev_comm = comm.create_dev_comm(DevCommRequirements::new().lsa_barriers(blocks))?;
+    let result = comm.alloc_own(8)?;
+    let memory = window.lsa_ptr(LsaRank::new(0), 0)?.addr() as u64;
+    let words = [memory, comm.stride(), result.address() as u64, count, aux];
+    let parameter = [dev_comm.device().to_kernel().as_bytes(), words.as_bytes()].concat();
+    let driver = Arc::clone(buffer.driver());
+    Contestant::new(comm, move |stream| {
+        // What the kernel works on lives as long as this.
+        let _keeps = (&window, &dev_comm, &result, &keeps);
+        let launch = Launch { kernel, blocks, threads, parameter: &parameter };
+        // SAFETY: the parameter is that of the kernels in `bench.cu`, and what it leads to is kept here; a contestant
+        // waits for its stream before it goes.
+        Ok(unsafe { driver.launch(stream, &launch) }?)
+    })
 }
 
 /// A stream.
@@ -144,34 +174,3 @@ impl Drop for Queue {
 
 /// How long the kernels of a sample may take.
 const LIMIT: Duration = Duration::from_secs(60);
-
-#[cfg(test)]
-mod tests {
-    use symwin::driver::host::{HostDriver, HostOptions};
-
-    use super::*;
-
-    #[test]
-    fn a_device_without_such_kernels_is_an_error_and_nothing_is_left() {
-        let host = HostDriver::new(HostOptions::new()).unwrap();
-        let driver: Arc<dyn Driver> = Arc::clone(&host) as _;
-        // SAFETY: host devices have no such kernel, which could look at anything.
-        let contestant =
-            unsafe { Contestant::new(driver, "none", (1, 32), vec![0; 8], Box::new(())) }.unwrap();
-        contestant.repeat(0).unwrap();
-        let error = contestant.repeat(2).unwrap_err().to_string();
-        assert!(error.contains("kernels of host are host code"), "{error}");
-        drop(contestant);
-        assert_eq!((host.counts().streams, host.counts().events), (0, 0));
-    }
-
-    #[test]
-    fn a_race_without_kernels_is_refused_by_its_name() {
-        for race in [Race::AllReduce { bytes: 8, dtype: symwin::coll::DType::F32 }, Race::Barrier] {
-            match check(race) {
-                Ok(()) => assert_eq!(entries(race).len(), 2),
-                Err(error) => assert!(error.to_string().contains("not in this build"), "{error}"),
-            }
-        }
-    }
-}

@@ -91,7 +91,6 @@ impl Race {
 /// Measures each race and prints what it says.
 pub(crate) fn run(world: &World, races: &[Race], output: &OutputArgs) -> anyhow::Result<()> {
     for race in races {
-        kernels::check(*race)?;
         let what = |ranks| format!("{} of {}", race.describe(), plural(ranks, "rank"));
         world.device.check_memory(what, world.ranks, race.memory_bytes())?;
     }
@@ -121,7 +120,7 @@ pub(crate) fn rank(comm: Communicator, plan: &Plan, progress: &dyn Progress) -> 
     let lineup = LineUp::by_messages(&comm, &plan.mesh)?;
     let mut meter = Meter::new(&comm, &lineup, progress);
     let make = |entry: &'static Entry| Ok((entry, (entry.make)(&comm, plan.race)?));
-    let contestants: Vec<(&Entry, Contestant)> =
+    let contestants: Vec<(&Entry, Contestant<'_>)> =
         entries(plan.race).iter().map(make).collect::<anyhow::Result<_>>()?;
     for round in 0..WARM + plan.samples {
         for (entry, contestant) in &contestants {
