@@ -108,8 +108,58 @@ fn every_kernel_compiles_for_every_architecture() {
     for path in kernels() {
         let source = fs::read_to_string(&path).unwrap();
         for arch in &compiler.1 {
-            compiler.ptx(&source, &path.file_name().unwrap().to_string_lossy(), &Options::new(arch));
+            compiler.ptx(&source, &path.file_name().unwrap().to_string_lossy(), &of_kernels(arch));
         }
+    }
+}
+
+/// How the library's own kernels are compiled: means of 64-bit integers are of their exact sums.
+fn of_kernels(arch: &str) -> Options {
+    Options::new(arch).option("-std=c++17").option("-device-int128")
+}
+
+/// What is checked in is what the sources compile to. With `SYMWIN_WRITE_IMAGES` set it is written instead.
+#[test]
+fn the_images_of_the_kernels_are_those_of_their_sources() {
+    let Some(compiler) = compiler() else { return };
+    // The compiler of the images: other versions give other bytes.
+    if compiler.0.version().unwrap() != (12, 9) {
+        return;
+    }
+    for path in kernels() {
+        let source = fs::read_to_string(&path).unwrap();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        for arch in ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"] {
+            let compiled = compiler.0.compile(&source, &name, &of_kernels(arch)).unwrap();
+            let (suffix, bytes) = match compiled.cubin {
+                Some(cubin) => (format!("{arch}.cubin"), cubin),
+                None => ("ptx".to_owned(), compiled.ptx.into_bytes()),
+            };
+            let image = path.with_file_name("images").join(format!("{stem}.{suffix}"));
+            if std::env::var_os("SYMWIN_WRITE_IMAGES").is_some() {
+                fs::write(&image, &bytes).unwrap();
+            }
+            let is = fs::read(&image).unwrap_or_default();
+            assert!(
+                is == bytes,
+                "{} is stale: SYMWIN_WRITE_IMAGES=1 scripts/kernels images",
+                image.display()
+            );
+        }
+    }
+}
+
+/// The parameters that the library passes have the sizes that its kernels expect.
+#[test]
+fn the_parameters_of_the_kernels_have_their_sizes() {
+    let Some(compiler) = compiler() else { return };
+    let comm = size_of::<abi::KernelComm>();
+    for (stem, name, size) in [("all_reduce", "AllReduce", comm + 48), ("bench", "Bench", comm + 40)] {
+        let path = kernels().into_iter().find(|path| path.file_stem().unwrap() == stem).unwrap();
+        let check = format!("\nstatic_assert(sizeof({name}) == {size}, \"size\");\n");
+        let source = fs::read_to_string(path).unwrap() + &check;
+        compiler.ptx(&source, "sizes.cu", &of_kernels("sm_80"));
     }
 }
 

@@ -19,7 +19,8 @@ use symwin::driver::cuda::{CudaDriver, devices};
 use symwin::driver::{DeviceProblem, Driver, Launch, Stream};
 use symwin::error::{Cause, Reason};
 use symwin::{
-    Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Rank, Region, Window, WindowFlags,
+    Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Rank, Region, Window,
+    WindowFlags,
 };
 use zerocopy::IntoBytes;
 
@@ -49,8 +50,12 @@ impl World {
 
     fn register(&self, buffers: &[Buffer], flags: WindowFlags) -> Vec<Window> {
         let group = Group::start();
-        let pending: Vec<_> =
-            self.ranks.iter().zip(buffers).map(|(comm, buffer)| group.register(comm, buffer, flags)).collect();
+        let pending: Vec<_> = self
+            .ranks
+            .iter()
+            .zip(buffers)
+            .map(|(comm, buffer)| group.register(comm, buffer, flags))
+            .collect();
         group.end().unwrap();
         pending.into_iter().map(|window| window.wait().unwrap()).collect()
     }
@@ -91,7 +96,14 @@ impl World {
 }
 
 /// The parameter of the bench kernels.
-fn parameter(dev_comm: &DevComm, window: &Window, stride: u64, result: &Buffer, count: u64, aux: u64) -> Vec<u8> {
+fn parameter(
+    dev_comm: &DevComm,
+    window: &Window,
+    stride: u64,
+    result: &Buffer,
+    count: u64,
+    aux: u64,
+) -> Vec<u8> {
     let memory = window.lsa_ptr(symwin::LsaRank::new(0), 0).unwrap().addr() as u64;
     let words = [memory, stride, result.address() as u64, count, aux];
     let comm = dev_comm.device().to_kernel();
@@ -297,7 +309,8 @@ fn a_collective_is_captured_and_a_registration_in_the_middle_breaks_nothing() {
         drop(world.register(&others, WindowFlags::empty()));
         let error = window.close_after(stream).unwrap_err();
         assert!(error.to_string().contains("captured"), "{error}");
-        let flags = cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let flags =
+            cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         graphs.push(stream.end_capture(flags).unwrap().unwrap());
     }
     for _ in 0..3 {
@@ -314,7 +327,9 @@ fn a_collective_is_captured_and_a_registration_in_the_middle_breaks_nothing() {
 }
 
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, Error>) -> DeviceProblem {
-    let Err(Error::RolledBack(rolled_back)) = outcome else { panic!("a refusal was expected, not {outcome:?}") };
+    let Err(Error::RolledBack(rolled_back)) = outcome else {
+        panic!("a refusal was expected, not {outcome:?}")
+    };
     let Cause::Refused { faults } = &rolled_back.cause else { panic!("{rolled_back}") };
     let Reason::Device(error) = &faults[0].reason else { panic!("{rolled_back}") };
     error.problem.clone()
@@ -371,9 +386,10 @@ fn a_kernel_that_fills_the_gpu_stops_no_other_communicator() {
     let windows = world.register(&buffers, WindowFlags::empty());
     let dev_comms = world.dev_comms();
     let stream = world.gpu.stream_create().unwrap();
-    let sms = world.gpu.context().attribute(
-        cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-    );
+    let sms = world
+        .gpu
+        .context()
+        .attribute(cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     let (limit_ns, stop) = (4_000_000_000, buffers[0].address() as u64);
     let parameter = parameter(&dev_comms[0], &windows[0], 0, &buffers[1], limit_ns, stop);
     launch(&world.gpu, stream, "symwin_bench_spin", (2 * sms.unwrap() as u32, 1024), &parameter);

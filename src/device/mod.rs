@@ -20,8 +20,8 @@
 
 pub mod abi;
 pub mod barrier;
-pub(crate) mod builtin;
 pub mod bell;
+pub(crate) mod builtin;
 mod claim;
 pub mod dev_comm;
 pub mod header;

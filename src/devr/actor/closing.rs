@@ -9,6 +9,7 @@ use crate::devr::close;
 use crate::devr::mail::{CloseReply, Closing, CommMsg};
 use crate::devr::zoo::Bug;
 use crate::driver::DeviceError;
+use crate::driver::passing::Passing;
 use crate::error::{Error, FailureCause, Result};
 
 impl CommActor {
@@ -48,7 +49,7 @@ impl CommActor {
             Mode::Open | Mode::Draining => closed(),
             // A failed communicator gives nothing back before its close.
             Mode::Failed(_) => false,
-            Mode::Closing => closed() || self.core.launches.last().is_some(),
+            Mode::Closing => closed() || self.core.launches.last().is_some() || self.fence.is_some(),
         }
     }
 
@@ -146,8 +147,16 @@ impl CommActor {
         self.me = Some(cx.me().clone());
         self.core.closed.store(true, Ordering::Release);
         drop(self.core.collectives.lock().take());
+        self.fence = self.fence();
         let at = cx.now() + self.core.deadline;
         cx.timer(at, CommMsg::Deadline(CLOSE));
+    }
+
+    /// The present end of its own stream, if it has one. A stream that cannot be marked runs nothing any more: the
+    /// device has lost its context.
+    fn fence(&self) -> Option<Passing> {
+        let stream = self.core.state().objects.as_ref()?.stream();
+        Passing::of(&self.core.driver, stream).inspect_err(|error| self.undo_failed(error)).ok()
     }
 
     /// Gives everything back once this rank's kernels have ended, or says that they have not.
@@ -160,6 +169,7 @@ impl CommActor {
         if running + streams > 0 && !self.overdue {
             return Flow::Continue;
         }
+        self.fence = None;
         let result = if running + streams == 0 {
             Ok(close::close(&self.core, self.clean))
         } else {
@@ -188,6 +198,16 @@ impl CommActor {
                     failed.push(error);
                 }
             }
+        }
+        // As in `fence`: one that cannot be asked is none.
+        let passed = self.fence.as_ref().map_or(Ok(true), Passing::has_passed);
+        if passed.unwrap_or_else(|error| {
+            self.undo_failed(&error);
+            true
+        }) {
+            self.fence = None;
+        } else {
+            behind += 1;
         }
         for error in failed {
             // It will not say anything else later.

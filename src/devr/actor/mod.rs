@@ -28,6 +28,7 @@ use super::flush::message::round_name;
 use super::mail::{CloseReply, Closing, CommMsg};
 use super::request::{Answer, Batch};
 use crate::actors::{Actor, Addr, Cx, Flow, Reply, Time, TimerId};
+use crate::driver::passing::Passing;
 use crate::error::{Error, Failure, FailureCause, Phase, Result};
 
 /// See the module's text.
@@ -45,6 +46,8 @@ pub(crate) struct CommActor {
     clean: bool,
     /// The close's deadline has passed.
     overdue: bool,
+    /// The end of its own stream when it began to close: what is still being written lies in what the close unmaps.
+    fence: Option<Passing>,
     /// Its own address while it closes, so that it lives until that is done.
     me: Option<Addr<CommMsg>>,
     /// A timer of [`CommMsg::Tick`] is pending.
@@ -88,6 +91,7 @@ impl CommActor {
             closers: Vec::new(),
             clean: true,
             overdue: false,
+            fence: None,
             me: None,
             ticking: false,
         }

@@ -44,7 +44,11 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Driver::launch`](crate::driver::Driver::launch).
-    pub(super) unsafe fn launch(&self, stream: sys::CUstream, launch: &Launch<'_>) -> Result<(), DeviceError> {
+    pub(super) unsafe fn launch(
+        &self,
+        stream: sys::CUstream,
+        launch: &Launch<'_>,
+    ) -> Result<(), DeviceError> {
         let Launch { kernel, blocks, threads, parameter } = *launch;
         let Some(&function) = self.functions.get(kernel) else {
             let why = format!("there is no kernel `{kernel}` for this device in this build");

@@ -173,7 +173,10 @@ impl CudaDriver {
         match self.address_range(address) {
             Ok(AddressRange { base, size }) => {
                 let (address, base, size) = (address as u64, base as u64, size as u64);
-                DeviceError::new(call, DeviceProblem::NotShareable { address, base, size, why: why.to_owned() })
+                DeviceError::new(
+                    call,
+                    DeviceProblem::NotShareable { address, base, size, why: why.to_owned() },
+                )
             }
             Err(error) => DeviceError::new(call, error.problem),
         }
@@ -679,7 +682,10 @@ impl Drop for CudaDriver {
 
 impl fmt::Debug for CudaDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaDriver").field("info", &self.info).field("counts", &self.counts()).finish_non_exhaustive()
+        f.debug_struct("CudaDriver")
+            .field("info", &self.info)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
     }
 }
 

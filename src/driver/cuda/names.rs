@@ -3,9 +3,10 @@
 /// The name of a `CUresult`.
 pub(super) fn name(code: u32) -> String {
     let known = CODES.iter().find(|(known, _)| *known == code);
-    known.map_or_else(|| "an error that this version does not know".to_owned(), |(_, name)| {
-        format!("CUDA_ERROR_{name}")
-    })
+    known.map_or_else(
+        || "an error that this version does not know".to_owned(),
+        |(_, name)| format!("CUDA_ERROR_{name}"),
+    )
 }
 
 /// Whether an earlier kernel has ended the context: every later call says so.

@@ -90,13 +90,18 @@ fn all_reduce(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'_>>
 fn one_shot_bare(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'_>> {
     let Race::AllReduce { bytes, .. } = race else { anyhow::bail!("no all-reduce") };
     let vectors = bytes / 16;
-    ensure!(vectors * 16 == bytes, "the bare kernel sums vectors of 16 bytes: --bytes must be a multiple of that");
+    ensure!(
+        vectors * 16 == bytes,
+        "the bare kernel sums vectors of 16 bytes: --bytes must be a multiple of that"
+    );
     let blocks = u32::try_from(vectors.div_ceil(512)).unwrap_or(u32::MAX).clamp(1, 16);
     let output = comm.alloc_own(usize::try_from(bytes)?.max(1))?;
     let aux = output.address() as u64;
     let keep = output.clone();
     let shape = (blocks, 512);
-    by_hand(comm, "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, move || drop(keep.clone()))
+    by_hand(comm, "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, move || {
+        drop(keep.clone())
+    })
 }
 
 fn barrier(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
