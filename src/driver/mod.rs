@@ -446,7 +446,7 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the device says.
     fn stream_create(&self) -> Result<Stream, DeviceError>;
 
-    /// Drops a stream, and with it its events; what it holds still runs.
+    /// Drops a stream; what it holds still runs. Where that takes its time, events stay; elsewhere they go with it.
     ///
     /// # Errors
     /// `InvalidHandle`.

@@ -173,6 +173,17 @@ fn with_gpus(config: Config, ranks_per_gpu: u32) -> anyhow::Result<Config> {
     Ok(config.devices(symwin::driver::cuda::devices(Some(ranks_per_gpu))))
 }
 
+/// Has the CUDA driver serve every stream by a queue of its own, as far as it can: kernels of several ranks on one GPU
+/// wait for each other. Called before there is any other thread.
+#[allow(unsafe_code, reason = "the CUDA driver reads it from the environment")]
+pub(crate) fn serve_all_streams() {
+    const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(NAME).is_none() {
+        // SAFETY: there is no other thread that could read the environment meanwhile.
+        unsafe { std::env::set_var(NAME, "32") };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

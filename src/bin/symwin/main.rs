@@ -65,6 +65,7 @@ fn main() -> ExitCode {
 
 /// What ranks in this process need.
 fn prepare() -> anyhow::Result<()> {
+    backend::serve_all_streams();
     raise_descriptor_limit();
     start_log()
 }

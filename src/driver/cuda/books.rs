@@ -1,6 +1,6 @@
 //! What of this driver is alive: what the CUDA driver cannot be asked.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::CudaCounts;
 use super::stream::OwnStream;
@@ -12,8 +12,8 @@ pub(super) struct Books {
     reservations: BTreeMap<usize, (usize, BTreeMap<usize, usize>)>,
     /// By the number that they have outside.
     pub(super) streams: HashMap<u64, OwnStream>,
-    /// Events that were not yet asked for with success, and the stream of each.
-    pub(super) events: HashMap<u64, u64>,
+    /// Events that were not yet asked for with success.
+    pub(super) events: HashSet<u64>,
     /// References to memory.
     handles: usize,
 }

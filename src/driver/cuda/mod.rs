@@ -10,6 +10,9 @@
 //! - No call that workers make waits for a kernel. What does so on real drivers (freeing pinned memory, loading modules,
 //!   `cuMemFree`, a fill by memset, which is a kernel) happens when the driver is made, or never: copies and fills
 //!   go by the copy engines from pinned memory.
+//! - Kernels of several ranks on one GPU that wait for each other must run at the same time. The CUDA driver serves all
+//!   streams of a process by eight queues unless `CUDA_DEVICE_MAX_CONNECTIONS` says 32 before it starts, and a kernel waits
+//!   for those before it in its queue, whatever their streams: set it (the program `symwin` does so).
 //! - Multicast objects are made only where the device and the driver have them and neither `SYMWIN_MULTICAST=0` nor
 //!   `NCCL_NVLS_ENABLE=0` is set.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
@@ -437,17 +440,8 @@ unsafe impl Driver for CudaDriver {
     fn stream_destroy(&self, stream: Stream) -> Result<(), DeviceError> {
         let call = Call::StreamDestroy;
         let _entered = self.enter(call)?;
-        let mut books = self.books.lock();
-        let own = books.streams.remove(&stream.0).ok_or_else(|| unknown(call, stream.0))?;
-        let events: Vec<u64> =
-            books.events.iter().filter(|(_, of)| **of == stream.0).map(|(&event, _)| event).collect();
-        for event in &events {
-            books.events.remove(event);
-        }
-        drop(books);
-        for event in events {
-            stream::destroy_event(call, event as sys::CUevent)?;
-        }
+        let own = self.books.lock().streams.remove(&stream.0).ok_or_else(|| unknown(call, stream.0))?;
+        // Its events stay: what the stream holds still runs, and somebody may wait for that.
         own.destroy(&self.pool)
     }
 
@@ -490,7 +484,7 @@ unsafe impl Driver for CudaDriver {
             return Err(DeviceError::new(call, DeviceProblem::Argument { what }));
         }
         let event = stream::record(call, raw)? as u64;
-        self.books.lock().events.insert(event, stream.0);
+        self.books.lock().events.insert(event);
         Ok(Event(event))
     }
 
@@ -498,7 +492,7 @@ unsafe impl Driver for CudaDriver {
         let call = Call::Done;
         let _entered = self.enter(call)?;
         let mut books = self.books.lock();
-        if !books.events.contains_key(&event.0) {
+        if !books.events.contains(&event.0) {
             return Err(unknown(call, event.0));
         }
         let raw = event.0 as sys::CUevent;
@@ -512,7 +506,9 @@ unsafe impl Driver for CudaDriver {
     fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
         let call = Call::EventDestroy;
         let _entered = self.enter(call)?;
-        self.books.lock().events.remove(&event.0).ok_or_else(|| unknown(call, event.0))?;
+        if !self.books.lock().events.remove(&event.0) {
+            return Err(unknown(call, event.0));
+        }
         stream::destroy_event(call, event.0 as sys::CUevent)
     }
 
@@ -600,7 +596,7 @@ unsafe impl Driver for CudaDriver {
     fn stream_wait(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
         let call = Call::StreamWait;
         let _entered = self.enter(call)?;
-        if !self.books.lock().events.contains_key(&event.0) {
+        if !self.books.lock().events.contains(&event.0) {
             return Err(unknown(call, event.0));
         }
         let (stream, event) = (stream.0 as sys::CUstream, event.0 as sys::CUevent);

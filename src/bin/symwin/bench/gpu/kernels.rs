@@ -97,19 +97,16 @@ fn one_shot_bare(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'
     let blocks = u32::try_from(vectors.div_ceil(512)).unwrap_or(u32::MAX).clamp(1, 16);
     let output = comm.alloc_own(usize::try_from(bytes)?.max(1))?;
     let aux = output.address() as u64;
-    let keep = output.clone();
     let shape = (blocks, 512);
-    by_hand(comm, "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, move || {
-        drop(keep.clone())
-    })
+    by_hand(comm, "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, output)
 }
 
 fn barrier(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
-    by_hand(comm, "symwin_bench_barrier", (1, 32), 0, ROUNDS.into(), 0, || {})
+    by_hand(comm, "symwin_bench_barrier", (1, 32), 0, ROUNDS.into(), 0, ())
 }
 
 fn barrier_bare(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
-    by_hand(comm, "symwin_bench_barrier_bare", (1, 32), 0, ROUNDS.into(), 0, || {})
+    by_hand(comm, "symwin_bench_barrier_bare", (1, 32), 0, ROUNDS.into(), 0, ())
 }
 
 /// A kernel of `kernels/bench.cu` over a window of its own: words of barriers in its first 64 KiB, then `bytes` of data.
@@ -120,7 +117,7 @@ fn by_hand<'a>(
     bytes: usize,
     count: u64,
     aux: u64,
-    keeps: impl Fn() + 'a,
+    keeps: impl Sized + 'a,
 ) -> anyhow::Result<Contestant<'a>> {
     let buffer = comm.alloc_own((64 << 10) + bytes)?;
     buffer.write(0, &[0; 64 << 10])?;
