@@ -38,10 +38,13 @@ static_assert(sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(void*) == 8, "64-bi
 // ---------------------------------------------------------------------------------------------------------------------
 // Structs. Each has a twin in symwin's src/device/abi.rs, which says what the fields mean in full; addresses are u64.
 
-constexpr u32 table_entries = 32;
-constexpr u32 resource_unit_bytes = 128;
-constexpr u32 dev_comm_magic = 0x776d7973;  // "symw"
-constexpr u32 dev_comm_version = 1;
+// Enumerators: variables of a namespace come into the image, under a name with the compiler's process id in it.
+enum : u32 {
+  table_entries = 32,
+  resource_unit_bytes = 128,
+  dev_comm_magic = 0x776d7973,  // "symw"
+  dev_comm_version = 1,
+};
 
 // A window. It does not change while a kernel runs that can know it.
 struct Window {

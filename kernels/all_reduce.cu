@@ -9,7 +9,8 @@
 
 using namespace symwin;
 
-namespace {
+// A namespace with a name: what has none gets one with the compiler's process id in it, and the images would differ.
+namespace symwin_all_reduce {
 
 enum Op : u32 { SUM, MEAN, MIN, MAX };
 
@@ -25,9 +26,9 @@ struct AllReduce {
     u32 barrier;
 };
 
-constexpr u32 TIMED_OUT = 2;
+enum : u32 { TIMED_OUT = 2 };
 // Vectors of 16 bytes whose results a thread of the one-shot kernel holds.
-constexpr int HELD = 2;
+enum : int { HELD = 2 };
 
 // Halves as their bits; arithmetic is in f32, which holds them exactly.
 struct f16 { u16 bits; };
@@ -263,7 +264,9 @@ __device__ void dispatch(AllReduce const& call) {
     else run<T, true, ONE_SHOT>(call);
 }
 
-}  // namespace
+}  // namespace symwin_all_reduce
+
+using namespace symwin_all_reduce;
 
 #define ALL_REDUCE(NAME, TYPE)                                                                                  \
     extern "C" __global__ void __launch_bounds__(512) symwin_all_reduce_one_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, true>(call); } \

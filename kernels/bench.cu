@@ -4,7 +4,7 @@
 
 using namespace symwin;
 
-namespace {
+namespace symwin_bench {
 
 // `Bench` in src/device/builtin.rs.
 struct Bench {
@@ -53,7 +53,9 @@ struct Bare {
     }
 };
 
-}  // namespace
+}  // namespace symwin_bench
+
+using namespace symwin_bench;
 
 // `count` rounds of the LSA barrier by one block.
 extern "C" __global__ void symwin_bench_barrier(__grid_constant__ Bench const bench) {

@@ -136,6 +136,11 @@ fn the_images_of_the_kernels_are_those_of_their_sources() {
                 Some(cubin) => (format!("{arch}.cubin"), cubin),
                 None => ("ptx".to_owned(), compiled.ptx.into_bytes()),
             };
+            let hashed = |part: &str| holds(&bytes, part.as_bytes());
+            assert!(
+                !hashed("_INTERNAL_") && !hashed("_GLOBAL__N_"),
+                "{name} for {arch} has a name with the compiler's process id: the image differs each time"
+            );
             let image = path.with_file_name("images").join(format!("{stem}.{suffix}"));
             if std::env::var_os("SYMWIN_WRITE_IMAGES").is_some() {
                 fs::write(&image, &bytes).unwrap();
@@ -143,11 +148,16 @@ fn the_images_of_the_kernels_are_those_of_their_sources() {
             let is = fs::read(&image).unwrap_or_default();
             assert!(
                 is == bytes,
-                "{} is stale: SYMWIN_WRITE_IMAGES=1 scripts/kernels images",
+                "{} is stale: run scripts/kernels images, and commit what changed",
                 image.display()
             );
         }
     }
+}
+
+/// Whether bytes hold a text.
+fn holds(bytes: &[u8], text: &[u8]) -> bool {
+    bytes.windows(text.len()).any(|window| window == text)
 }
 
 /// The parameters that the library passes have the sizes that its kernels expect.
