@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::device::{Counts, Device};
 use common::*;
 use processes::*;
 use resources::{Process as Resources, until};
 use serde_json::{Value, json};
 use symwin::device::KernelHandle;
 use symwin::driver::faulty::Faulty;
-use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::{Call, Driver};
 use symwin::error::Phase;
 use symwin::{
@@ -184,7 +184,7 @@ fn child() {
 
 /// One process of a world, and what it has open.
 struct Life {
-    host: Arc<HostDriver>,
+    host: Device,
     faults: Vec<Arc<Faulty>>,
     ranks: Vec<Arc<Communicator>>,
     process: usize,
@@ -194,9 +194,9 @@ struct Life {
 
 impl Life {
     fn begin() -> Self {
-        let host = HostDriver::new(HostOptions::new()).unwrap();
+        let host = Device::new();
         let here: u32 = order("SYMWIN_RANKS_PER_PROCESS").parse().unwrap();
-        let faults: Vec<_> = (0..here).map(|_| Faulty::new(host.clone() as Arc<dyn Driver>)).collect();
+        let faults: Vec<_> = (0..here).map(|_| Faulty::new(host.driver())).collect();
         let devices = faults.clone();
         let team = order("SYMWIN_TEST_TEAM").parse().unwrap();
         let config = config()
@@ -409,6 +409,6 @@ fn end(mut life: Life, before: Resources) {
     finalize(ranks.into_iter().map(|comm| Arc::into_inner(comm).unwrap()).collect());
     life.faults.clear();
     // The last of the runtime's threads lets go of the device a moment after the close.
-    until("the device to be vacant", || life.host.counts() == HostCounts::default());
+    until("the device to be vacant", || life.host.counts() == Counts::default());
     until("the descriptors to be closed", || Resources::now().descriptors <= before.descriptors);
 }

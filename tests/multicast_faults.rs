@@ -11,9 +11,9 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::device::Counts;
 use common::*;
 use parking_lot::Mutex;
-use symwin::driver::host::HostCounts;
 use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
 use symwin::driver::{Call, DeviceProblem};
 use symwin::error::{Cause, Phase, Reason};
@@ -96,7 +96,7 @@ impl World {
         finalize(ranks);
         let until = Instant::now() + Duration::from_secs(10);
         while board.counts() != MulticastCounts::default()
-            || hosts.iter().any(|host| host.counts() != HostCounts::default())
+            || hosts.iter().any(|host| host.counts() != Counts::default())
         {
             assert!(Instant::now() < until, "{:?}, {:?}", board.counts(), hosts[0].counts());
             std::thread::yield_now();
@@ -296,7 +296,7 @@ fn a_2_what_a_dropped_job_has_made_of_multicast_goes_at_the_close() {
             finalize(all);
             let until = Instant::now() + Duration::from_secs(10);
             while board.counts() != MulticastCounts::default()
-                || hosts.iter().any(|host| host.counts() != HostCounts::default())
+                || hosts.iter().any(|host| host.counts() != Counts::default())
             {
                 assert!(
                     Instant::now() < until,

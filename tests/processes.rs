@@ -12,16 +12,14 @@ mod processes;
 #[path = "common/resources.rs"]
 mod resources;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::device::{Counts, Device};
 use common::*;
 use processes::*;
 use resources::{Process as Resources, until};
 use serde_json::{Value, json};
 use symwin::coll::{DType, ReduceOp};
-use symwin::driver::Driver;
-use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::error::{BootstrapError, Misuse};
 use symwin::{
     Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Window, WindowFlags,
@@ -210,12 +208,9 @@ fn stay() -> Value {
 
 fn work() -> Value {
     let before = Resources::now().descriptors;
-    let host = HostDriver::new(HostOptions::new()).unwrap();
+    let host = Device::new();
     let device = host.clone();
-    let config = config()
-        .deadline(Duration::from_secs(50))
-        .workers(1)
-        .devices(move |_| Ok(device.clone() as Arc<dyn Driver>));
+    let config = config().deadline(Duration::from_secs(50)).workers(1).devices(move |_| Ok(device.driver()));
     let ranks = Communicator::ranks_from_env_with(&config).unwrap();
     drop(config);
     let mut rounds = Vec::new();
@@ -236,7 +231,7 @@ fn work() -> Value {
     }
     let digest = ranks[0].status().digest;
     finalize(ranks);
-    until("the device to be vacant", || host.counts() == HostCounts::default());
+    until("the device to be vacant", || host.counts() == Counts::default());
     until("the descriptors to be closed", || Resources::now().descriptors <= before);
     json!({ "rounds": rounds, "digest": digest.to_string() })
 }

@@ -12,9 +12,9 @@ mod worlds;
 
 use std::time::Duration;
 
+use common::device::Counts;
 use common::*;
 use symwin::driver::Call;
-use symwin::driver::host::HostCounts;
 use symwin::error::{Cause, FailureCause, Misuse, Reason};
 use symwin::{
     Activity, Communicator, DevCommRequirements, Error, Group, Pending, Rank, Registration, Team, Window,
@@ -167,7 +167,7 @@ fn a_failure_in_one_team_rolls_back_all_teams_and_is_named() {
                 }
                 drop((again, own));
                 finalize(world.ranks);
-                world.hosts.iter().for_each(|host| assert_eq!(host.counts(), HostCounts::default(), "P-5"));
+                world.hosts.iter().for_each(|host| assert_eq!(host.counts(), Counts::default(), "P-5"));
             }
         }
     }

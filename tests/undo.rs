@@ -10,10 +10,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::device::Counts;
 use common::scene::*;
 use common::*;
 use symwin::driver::Call;
-use symwin::driver::host::HostCounts;
 use symwin::error::{Cause, FailureCause, Reason};
 use symwin::{Activity, Communicator, Error};
 
@@ -164,7 +164,7 @@ fn a_batch_that_cannot_be_published_fails_the_communicator_by_name() {
                 let FaultyWorld { ranks, hosts, .. } = world;
                 finalize(ranks);
                 for host in hosts {
-                    while host.counts() != HostCounts::default() {
+                    while host.counts() != Counts::default() {
                         assert!(Instant::now() < until, "{:?}", host.counts());
                         std::thread::yield_now();
                     }

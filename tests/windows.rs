@@ -10,9 +10,10 @@ mod common;
 #[path = "common/worlds.rs"]
 mod worlds;
 
+use common::device::Counts;
 use common::*;
 use symwin::driver::Driver;
-use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
+use symwin::driver::host::{HostDriver, HostOptions};
 use symwin::error::{Cause, Misuse, Reason};
 use symwin::{
     Buffer, Communicator, DevCommRequirements, Error, LsaRank, Rank, Region, Registration, Window,
@@ -381,7 +382,7 @@ fn a_window_keeps_its_buffers_memory() {
         assert!(held >= 8 << 20);
         drop((windows, others));
         finalize(world.ranks);
-        world.hosts.iter().for_each(|host| assert_eq!(host.counts(), HostCounts::default(), "P-5"));
+        world.hosts.iter().for_each(|host| assert_eq!(host.counts(), Counts::default(), "P-5"));
     }
 }
 

@@ -6,14 +6,15 @@
     reason = "these are tests; clippy takes helpers for none"
 )]
 
+pub mod device;
 pub mod scene;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::device::{Counts, Device};
 use symwin::driver::Driver;
 use symwin::driver::faulty::Faulty;
-use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::error::RolledBack;
 use symwin::{
     Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Pending, Rank, Window,
@@ -25,7 +26,7 @@ pub const LAYOUTS: [&[u32]; 3] = [&[4], &[1, 1, 1, 1], &[3, 1]];
 
 /// A configuration whose deadline a test never meets unless it means to.
 pub fn config() -> Config {
-    Config::new().stride(4 << 30).deadline(Duration::from_secs(30)).workers(2)
+    device::of_ranks(Config::new().stride(4 << 30).deadline(Duration::from_secs(30)).workers(2))
 }
 
 /// The ranks of a world.
@@ -33,30 +34,30 @@ pub fn world(layout: &[u32]) -> Vec<Communicator> {
     Communicator::in_processes_with(layout, &config()).unwrap()
 }
 
-/// A world whose devices fail on demand, with each process's host device.
+/// A world whose devices fail on demand, with each process's own one.
 pub struct FaultyWorld {
     pub ranks: Vec<Communicator>,
     pub faults: Vec<Arc<Faulty>>,
-    pub hosts: Vec<Arc<HostDriver>>,
+    pub hosts: Vec<Device>,
 }
 
-/// One host device for each process, one faulty wrapper for each rank.
+/// One device for each process, one faulty wrapper for each rank.
 pub fn faulty_world(layout: &[u32], config: Config) -> FaultyWorld {
     faulty_world_of(layout, config, |host| host)
 }
 
-/// The same with something between the host device and the faulty wrapper of each rank.
+/// The same with something between the device and the faulty wrapper of each rank.
 pub fn faulty_world_of(
     layout: &[u32],
     config: Config,
     device: impl Fn(Arc<dyn Driver>) -> Arc<dyn Driver>,
 ) -> FaultyWorld {
-    let hosts: Vec<_> = layout.iter().map(|_| HostDriver::new(HostOptions::new()).unwrap()).collect();
+    let hosts: Vec<_> = layout.iter().map(|_| Device::new()).collect();
     let faults: Vec<_> = layout
         .iter()
         .zip(&hosts)
         .flat_map(|(&ranks, host)| std::iter::repeat_n(host, ranks as usize))
-        .map(|host| Faulty::new(device(host.clone())))
+        .map(|host| Faulty::new(device(host.driver())))
         .collect();
     let devices = faults.clone();
     let config = config.devices(move |rank: Rank| Ok(devices[rank.index()].clone() as Arc<dyn Driver>));
@@ -116,13 +117,13 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Every host device is as it was before anything was made on it (P-5).
-pub fn assert_empty(hosts: &[Arc<HostDriver>]) {
-    until("everything to be given back", || hosts.iter().all(|host| host.counts() == HostCounts::default()));
+/// Every device is as it was before anything was made on it (P-5).
+pub fn assert_empty(hosts: &[Device]) {
+    until("everything to be given back", || hosts.iter().all(|host| host.counts() == Counts::default()));
 }
 
 /// Ranks whose devices the test can look at, of a configuration.
-pub fn watched_world(layout: &[u32], config: Config) -> (Vec<Communicator>, Vec<Arc<HostDriver>>) {
+pub fn watched_world(layout: &[u32], config: Config) -> (Vec<Communicator>, Vec<Device>) {
     let FaultyWorld { ranks, hosts, .. } = faulty_world(layout, config);
     (ranks, hosts)
 }
@@ -130,7 +131,7 @@ pub fn watched_world(layout: &[u32], config: Config) -> (Vec<Communicator>, Vec<
 /// What a world holds, to be compared before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    pub hosts: Vec<HostCounts>,
+    pub hosts: Vec<Counts>,
     pub ranks: Vec<RankHeld>,
 }
 

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
 
 use std::fs;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use symwin::driver::host::{HostCounts, HostDriver};
 use symwin::{Communicator, Status};
+
+use crate::common::device::{Counts, Device};
 
 /// What `/proc` says of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +51,12 @@ impl Process {
 /// What the ranks of a world and their devices hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holdings {
-    hosts: Vec<HostCounts>,
+    hosts: Vec<Counts>,
     ranks: Vec<[u64; 8]>,
 }
 
 impl Holdings {
-    pub fn now(ranks: &[Communicator], hosts: &[Arc<HostDriver>]) -> Self {
+    pub fn now(ranks: &[Communicator], hosts: &[Device]) -> Self {
         let count = |status: Status| {
             [
                 status.windows as u64,

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use symwin::device::Kernel;
 use symwin::driver::Driver;
 use symwin::driver::faulty::Faulty;
-use symwin::driver::host::{HostCounts, HostDriver, HostOptions};
 use symwin::driver::multicast::{MulticastBoard, MulticastCounts, MulticastDriver};
 use symwin::error::Cause;
 use symwin::{Communicator, Config, DevComm, Rank, Result, Window};
 
+use crate::common::device::{Counts, Device};
 use crate::common::{config, rolled_back};
 
 /// The three ways to spread `n` ranks over processes: all in one, one each, and mixed.
@@ -59,7 +59,7 @@ pub fn all_ok(windows: Vec<Result<Window>>) -> Vec<Window> {
 pub struct MulticastWorld {
     pub ranks: Vec<Communicator>,
     pub faults: Vec<Arc<Faulty>>,
-    pub hosts: Vec<Arc<HostDriver>>,
+    pub hosts: Vec<Device>,
     pub board: Arc<MulticastBoard>,
 }
 
@@ -70,15 +70,13 @@ impl MulticastWorld {
 
     pub fn with(layout: &[u32], config: Config) -> Self {
         let board = MulticastBoard::new();
-        let hosts: Vec<_> = layout.iter().map(|_| HostDriver::new(HostOptions::new()).unwrap()).collect();
+        let hosts: Vec<_> = layout.iter().map(|_| Device::new()).collect();
         let faults: Vec<_> = layout
             .iter()
             .zip(&hosts)
             .flat_map(|(&ranks, host)| {
                 let board = &board;
-                (0..ranks).map(move |_| {
-                    Faulty::new(MulticastDriver::new(host.clone() as Arc<dyn Driver>, Arc::clone(board)))
-                })
+                (0..ranks).map(move |_| Faulty::new(MulticastDriver::new(host.driver(), Arc::clone(board))))
             })
             .collect();
         let devices = faults.clone();
@@ -87,7 +85,7 @@ impl MulticastWorld {
         Self { ranks, faults, hosts, board }
     }
 
-    pub fn host_counts(&self) -> Vec<HostCounts> {
+    pub fn host_counts(&self) -> Vec<Counts> {
         self.hosts.iter().map(|host| host.counts()).collect()
     }
 
@@ -101,7 +99,7 @@ impl MulticastWorld {
         assert_eq!(board.counts(), MulticastCounts::default(), "P-5");
         drop(faults);
         for host in hosts {
-            assert_eq!(host.counts(), HostCounts::default(), "P-5");
+            assert_eq!(host.counts(), Counts::default(), "P-5");
         }
     }
 }

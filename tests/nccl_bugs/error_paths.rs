@@ -165,7 +165,7 @@ fn bug_22_finalize_gives_back_windows_device_communicators_and_ranges_with_holes
         }
         assert!(hosts.iter().all(|host| host.counts().streams == 0 && host.counts().events == 0));
         drop((windows, dev, faults));
-        hosts.iter().for_each(|host| assert_eq!(host.counts(), HostCounts::default(), "P-5"));
+        hosts.iter().for_each(|host| assert_eq!(host.counts(), Counts::default(), "P-5"));
     }
 }
 

@@ -27,9 +27,9 @@ mod worlds;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use common::device::{Counts, Device};
 use common::*;
 use symwin::driver::Call;
-use symwin::driver::host::HostCounts;
 use symwin::error::{Cause, Misuse, Reason};
 use symwin::{
     Activity, Buffer, Communicator, DevCommRequirements, Error, Group, LsaRank, Pending, Rank, Region,
@@ -54,8 +54,8 @@ fn parts(ranks: &[Communicator], buffers: &[Buffer], range: std::ops::Range<usiz
 }
 
 /// What must come back after a roll-back and after a close (P-5).
-fn held(world: &FaultyWorld) -> Vec<(HostCounts, usize, usize, usize, u64)> {
-    let of = |(host, comm): (&std::sync::Arc<symwin::driver::host::HostDriver>, &Communicator)| {
+fn held(world: &FaultyWorld) -> Vec<(Counts, usize, usize, usize, u64)> {
+    let of = |(host, comm): (&Device, &Communicator)| {
         let s = comm.status();
         (host.counts(), s.memories, s.shadow_slots, s.table_slots, s.space_bytes)
     };
@@ -66,7 +66,7 @@ fn held(world: &FaultyWorld) -> Vec<(HostCounts, usize, usize, usize, u64)> {
 
 fn close_all(world: FaultyWorld) {
     finalize(world.ranks);
-    world.hosts.iter().for_each(|host| assert_eq!(host.counts(), HostCounts::default(), "P-5"));
+    world.hosts.iter().for_each(|host| assert_eq!(host.counts(), Counts::default(), "P-5"));
 }
 
 /// A range for which nobody vouches: registering it must fail.

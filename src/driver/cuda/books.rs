@@ -1,75 +1,137 @@
-//! What of this driver is alive: what the CUDA driver cannot be asked.
+//! What of this backend is alive: what the CUDA driver cannot be asked.
+//!
+//! Addresses and handles belong to the process, not to a GPU: ranks of one process on several GPUs map into one range
+//! that one of them has reserved, and any of them may give it back. So these are in one ledger of the process, where each
+//! entry names the driver that made it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use super::CudaCounts;
 use super::stream::OwnStream;
 
-/// The books of one driver.
-#[derive(Debug, Default)]
-pub(super) struct Books {
-    /// Base and size of each reservation, and what is mapped in it by address: freeing a reservation must unmap that first.
-    reservations: BTreeMap<usize, (usize, BTreeMap<usize, usize>)>,
-    /// By the number that they have outside.
-    pub(super) streams: HashMap<u64, OwnStream>,
-    /// Events that were not yet asked for with success.
-    pub(super) events: HashSet<u64>,
-    /// References to memory.
-    handles: usize,
+/// Which driver of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner(u64);
+
+impl Owner {
+    /// A new driver's.
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
-impl Books {
-    pub(super) fn counts(&self, pinned_bytes: usize) -> CudaCounts {
-        CudaCounts {
-            handles: self.handles,
-            mappings: self.reservations.values().map(|(_, mappings)| mappings.len()).sum(),
-            reservations: self.reservations.len(),
-            streams: self.streams.len(),
-            events: self.events.len(),
-            pinned_bytes,
+/// A reserved range.
+#[derive(Debug)]
+struct Reserved {
+    size: usize,
+    owner: Owner,
+    /// Size and maker of each mapping by address: they must go before the range does.
+    mappings: BTreeMap<usize, (usize, Owner)>,
+}
+
+/// References to one memory.
+#[derive(Debug)]
+struct Held {
+    owner: Owner,
+    references: usize,
+}
+
+/// The ledger of the process.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    reservations: BTreeMap<usize, Reserved>,
+    handles: HashMap<u64, Held>,
+}
+
+static LEDGER: LazyLock<Mutex<Ledger>> = LazyLock::new(Mutex::default);
+
+impl Ledger {
+    /// Calls with the process's ledger.
+    pub(super) fn with<T>(call: impl FnOnce(&mut Self) -> T) -> T {
+        call(&mut LEDGER.lock())
+    }
+
+    pub(super) fn obtained(&mut self, handle: u64, owner: Owner) {
+        self.handles.entry(handle).or_insert(Held { owner, references: 0 }).references += 1;
+    }
+
+    pub(super) fn released(&mut self, handle: u64) {
+        if let Some(held) = self.handles.get_mut(&handle) {
+            held.references -= 1;
+            if held.references == 0 {
+                self.handles.remove(&handle);
+            }
         }
     }
 
-    pub(super) fn obtained(&mut self) {
-        self.handles += 1;
-    }
-
-    pub(super) fn released(&mut self) {
-        self.handles = self.handles.saturating_sub(1);
-    }
-
-    pub(super) fn reserved(&mut self, base: usize, size: usize) {
-        self.reservations.insert(base, (size, BTreeMap::new()));
+    pub(super) fn reserved(&mut self, base: usize, size: usize, owner: Owner) {
+        self.reservations.insert(base, Reserved { size, owner, mappings: BTreeMap::new() });
     }
 
     /// What is mapped in the reservation, in runs without holes. `None` if it is none.
     pub(super) fn runs_of(&self, base: usize, size: usize) -> Option<Vec<(usize, usize)>> {
-        let (whole, mappings) = self.reservations.get(&base)?;
-        let spans = mappings.iter().map(|(&at, &len)| (at, len)).collect();
-        (*whole == size).then(|| crate::driver::range::runs(spans))
+        let found = self.reservations.get(&base).filter(|found| found.size == size)?;
+        Some(crate::driver::range::runs(found.mappings.iter().map(|(&at, &(len, _))| (at, len)).collect()))
     }
 
     pub(super) fn freed(&mut self, base: usize) {
         self.reservations.remove(&base);
     }
 
-    pub(super) fn mapped(&mut self, address: usize, size: usize) {
-        if let Some(mappings) = self.holder(address) {
-            mappings.insert(address, size);
+    pub(super) fn mapped(&mut self, address: usize, size: usize, owner: Owner) {
+        if let Some(around) = self.around(address) {
+            around.mappings.insert(address, (size, owner));
         }
     }
 
     pub(super) fn unmapped(&mut self, address: usize, size: usize) {
-        if let Some(mappings) = self.holder(address) {
-            let gone: Vec<usize> = mappings.range(address..address + size).map(|(&at, _)| at).collect();
+        if let Some(around) = self.around(address) {
+            let gone: Vec<usize> =
+                around.mappings.range(address..address + size).map(|(&at, _)| at).collect();
             for at in gone {
-                mappings.remove(&at);
+                around.mappings.remove(&at);
             }
         }
     }
 
-    fn holder(&mut self, address: usize) -> Option<&mut BTreeMap<usize, usize>> {
-        let (_, (_, mappings)) = self.reservations.range_mut(..=address).next_back()?;
-        Some(mappings)
+    fn around(&mut self, address: usize) -> Option<&mut Reserved> {
+        let (_, around) = self.reservations.range_mut(..=address).next_back()?;
+        Some(around)
+    }
+}
+
+/// The books of one driver.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    /// By the number that they have outside.
+    pub(super) streams: HashMap<u64, OwnStream>,
+    /// Events that were not yet asked for with success.
+    pub(super) events: HashSet<u64>,
+}
+
+impl Books {
+    pub(super) fn counts(&self, owner: Owner, pinned_bytes: usize) -> CudaCounts {
+        Ledger::with(|ledger| {
+            let ranges = || ledger.reservations.values();
+            let made = ranges().flat_map(|range| range.mappings.values());
+            CudaCounts {
+                handles: ledger
+                    .handles
+                    .values()
+                    .filter(|held| held.owner == owner)
+                    .map(|held| held.references)
+                    .sum(),
+                mappings: made.filter(|(_, by)| *by == owner).count(),
+                reservations: ranges().filter(|range| range.owner == owner).count(),
+                streams: self.streams.len(),
+                events: self.events.len(),
+                pinned_bytes,
+            }
+        })
     }
 }

@@ -36,7 +36,7 @@ use cudarc::driver::{CudaContext, CudaStream, sys};
 use parking_lot::Mutex;
 
 pub use self::absent::{Absent, probe};
-use self::books::Books;
+use self::books::{Books, Ledger, Owner};
 use self::enter::Entered;
 use self::kernels::Kernels;
 use self::pinned::{CHUNK_BYTES, Chunk, FlagPage, Pool};
@@ -82,6 +82,7 @@ pub struct CudaDriver {
     flags: Mutex<Vec<Arc<FlagPage>>>,
     kernels: Kernels,
     books: Mutex<Books>,
+    owner: Owner,
 }
 
 impl CudaDriver {
@@ -149,6 +150,7 @@ impl CudaDriver {
             flags: Mutex::new(vec![FlagPage::new()?]),
             kernels: Kernels::load(capability)?,
             books: Mutex::default(),
+            owner: Owner::new(),
             context: Arc::clone(&context),
         };
         drop(entered);
@@ -164,7 +166,7 @@ impl CudaDriver {
     /// What is alive now.
     #[must_use]
     pub fn counts(&self) -> CudaCounts {
-        self.books.lock().counts(self.pool.bytes())
+        self.books.lock().counts(self.owner, self.pool.bytes())
     }
 
     fn enter(&self, call: Call) -> Result<Entered, DeviceError> {
@@ -264,7 +266,7 @@ unsafe impl Driver for CudaDriver {
             }
             result => check(call, result)?,
         }
-        self.books.lock().obtained();
+        Ledger::with(|ledger| ledger.obtained(handle, self.owner));
         Ok(Handle(handle))
     }
 
@@ -272,7 +274,7 @@ unsafe impl Driver for CudaDriver {
         let _entered = self.enter(Call::Release)?;
         // SAFETY: the CUDA driver knows its handles and refuses others.
         check(Call::Release, unsafe { sys::cuMemRelease(handle.0) })?;
-        self.books.lock().released();
+        Ledger::with(|ledger| ledger.released(handle.0));
         Ok(())
     }
 
@@ -290,7 +292,7 @@ unsafe impl Driver for CudaDriver {
             }
             result => check(call, result)?,
         }
-        self.books.lock().obtained();
+        Ledger::with(|ledger| ledger.obtained(handle, self.owner));
         let mut property = property(0, 0, false);
         // SAFETY: writes the property to a place of this function's; the handle is a live one.
         let asked = unsafe { sys::cuMemGetAllocationPropertiesFromHandle(&raw mut property, handle) };
@@ -365,7 +367,7 @@ unsafe impl Driver for CudaDriver {
         let mut handle = 0;
         // SAFETY: what is imported lives during the call: a descriptor that is borrowed, or 64 bytes.
         check(call, unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, from, kind) })?;
-        self.books.lock().obtained();
+        Ledger::with(|ledger| ledger.obtained(handle, self.owner));
         Ok(Handle(handle))
     }
 
@@ -376,13 +378,13 @@ unsafe impl Driver for CudaDriver {
         // SAFETY: writes the address to a place of this function's.
         check(call, unsafe { sys::cuMemAddressReserve(&raw mut base, size, align, 0, 0) })?;
         let base = usize::try_from(base).unwrap_or(usize::MAX);
-        self.books.lock().reserved(base, size);
+        Ledger::with(|ledger| ledger.reserved(base, size, self.owner));
         Ok(base)
     }
 
     unsafe fn free(&self, base: usize, size: usize) -> Result<(), DeviceError> {
         let call = Call::Free;
-        let runs = self.books.lock().runs_of(base, size).ok_or_else(|| {
+        let runs = Ledger::with(|ledger| ledger.runs_of(base, size)).ok_or_else(|| {
             let what = format!("{size} bytes at {base:#x} are no reservation");
             DeviceError::new(call, DeviceProblem::Argument { what })
         })?;
@@ -391,9 +393,9 @@ unsafe impl Driver for CudaDriver {
             unsafe { self.unmap(address, size) }.map_err(|error| DeviceError::new(call, error.problem))?;
         }
         let _entered = self.enter(call)?;
-        // SAFETY: a whole reservation, as the books say, that nobody uses, as the caller says.
+        // SAFETY: a whole reservation, as the ledger says, that nobody uses, as the caller says.
         check(call, unsafe { sys::cuMemAddressFree(base as u64, size) })?;
-        self.books.lock().freed(base);
+        Ledger::with(|ledger| ledger.freed(base));
         Ok(())
     }
 
@@ -407,7 +409,7 @@ unsafe impl Driver for CudaDriver {
         let _entered = self.enter(Call::Map)?;
         // SAFETY: the caller says that the range is reserved and free.
         check(Call::Map, unsafe { sys::cuMemMap(address as u64, size, offset, handle.0, 0) })?;
-        self.books.lock().mapped(address, size);
+        Ledger::with(|ledger| ledger.mapped(address, size, self.owner));
         Ok(())
     }
 
@@ -425,7 +427,7 @@ unsafe impl Driver for CudaDriver {
         let _entered = self.enter(Call::Unmap)?;
         // SAFETY: the caller says that nobody uses these addresses.
         check(Call::Unmap, unsafe { sys::cuMemUnmap(address as u64, size) })?;
-        self.books.lock().unmapped(address, size);
+        Ledger::with(|ledger| ledger.unmapped(address, size));
         Ok(())
     }
 
@@ -623,7 +625,7 @@ unsafe impl Driver for CudaDriver {
         let mut handle = 0;
         // SAFETY: reads the property and writes the handle, both this function's.
         check(call, unsafe { sys::cuMulticastCreate(&raw mut handle, &raw const property) })?;
-        self.books.lock().obtained();
+        Ledger::with(|ledger| ledger.obtained(handle, self.owner));
         Ok(Handle(handle))
     }
 

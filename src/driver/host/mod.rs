@@ -74,7 +74,7 @@ pub struct HostCounts {
     pub events: usize,
 }
 
-/// A host device. Ranks of one process may share one, or each have their own.
+/// A host device. Ranks of one process that share a range of addresses share one.
 ///
 /// - Handles carry a generation: a released one is `InvalidHandle`, never another's memory.
 /// - Importing the same memory twice gives two handles.
