@@ -457,6 +457,12 @@ SYMWIN_DEVICE u32 multimem_ld_reduce_add_u32(u32 const* from) {
   return value;
 }
 
+SYMWIN_DEVICE u64 multimem_ld_reduce_add_u64(u64 const* from) {
+  u64 value;
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
 // One packed pair, and four of them, for an operation and a type.
 #define SYMWIN_LD_REDUCE_16(name, op, type)                                                               \
   SYMWIN_DEVICE u32 multimem_ld_reduce_##name(u32 const* from) {                                          \

@@ -29,6 +29,8 @@ struct AllReduce {
 enum : u32 { TIMED_OUT = 2 };
 // Vectors of 16 bytes whose results a thread of the one-shot kernel holds.
 enum : int { HELD = 2 };
+// Loads through the switch that a thread has under way: one takes microseconds.
+enum : int { AHEAD = 8 };
 
 // Halves as their bits; arithmetic is in f32, which holds them exactly.
 struct f16 { u16 bits; };
@@ -230,6 +232,18 @@ __device__ void give_all(Places<V> const& places, u64 index, u32 me, u32 ranks, 
     for (u32 i = 0; i < ranks; i++) places.store(me + i < ranks ? me + i : me + i - ranks, index, value);
 }
 
+// This rank's share of the edges, combined and written to everyone.
+template <typename T, bool EXTREME>
+__device__ void share_edges(AllReduce const& call, Parts<T> const& parts, u64 first, u64 step) {
+    u32 const ranks = call.comm.lsa_size;
+    u32 const me = call.comm.lsa_rank;
+    u64 const end = parts.n_edges * (me + 1) / ranks;
+    for (u64 index = parts.n_edges * me / ranks + first; index < end; index += step) {
+        u64 const at = parts.edge(index);
+        give_all(parts.singles, at, me, ranks, combine<T, EXTREME>(parts.singles, at, call.op, ranks));
+    }
+}
+
 // Two shots: each rank combines its share and writes it to everyone.
 template <typename T, bool EXTREME>
 __device__ void two_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
@@ -242,11 +256,7 @@ __device__ void two_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrie
     for (u64 index = parts.n_vectors * me / ranks + first; index < end; index += step) {
         give_all(parts.vectors, index, me, ranks, combine<T, EXTREME>(parts.vectors, index, call.op, ranks));
     }
-    u64 const last = parts.n_edges * (me + 1) / ranks;
-    for (u64 index = parts.n_edges * me / ranks + first; index < last; index += step) {
-        u64 const at = parts.edge(index);
-        give_all(parts.singles, at, me, ranks, combine<T, EXTREME>(parts.singles, at, call.op, ranks));
-    }
+    share_edges<T, EXTREME>(call, parts, first, step);
     if (!barrier.sync(Order::acq_rel)) give_up(call);
 }
 
@@ -264,6 +274,94 @@ __device__ void dispatch(AllReduce const& call) {
     else run<T, true, ONE_SHOT>(call);
 }
 
+// Where the device has multicast instructions. `reduces_in_switch` in src/coll/on_device.rs has the same types and
+// operations.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// What the switch adds of a type at a time: vectors of 16 bytes where the instruction knows them, else one element.
+// Halves are added in f32 and rounded to halves.
+template <typename T> struct Switch;
+
+template <> struct Switch<float> {
+    using Unit = F32x4;
+    __device__ static Unit sum(Unit const* from) { return multimem_ld_reduce_add_f32x4(from); }
+    __device__ static void store(Unit* to, Unit value) { multimem_st_f32x4(to, value); }
+};
+template <> struct Switch<double> {
+    using Unit = double;
+    __device__ static Unit sum(Unit const* from) { return multimem_ld_reduce_add_f64(from); }
+    __device__ static void store(Unit* to, Unit value) { multimem_st_f64(to, value); }
+};
+template <> struct Switch<i32> {
+    using Unit = u32;
+    __device__ static Unit sum(Unit const* from) { return multimem_ld_reduce_add_u32(from); }
+    __device__ static void store(Unit* to, Unit value) { multimem_st_u32(to, value); }
+};
+template <> struct Switch<i64> {
+    using Unit = u64;
+    __device__ static Unit sum(Unit const* from) { return multimem_ld_reduce_add_u64(from); }
+    __device__ static void store(Unit* to, Unit value) { multimem_st_u64(to, value); }
+};
+template <> struct Switch<f16> {
+    using Unit = U32x4;
+    __device__ static Unit sum(Unit const* from) { return multimem_ld_reduce_add_f16x2_x4(from); }
+    __device__ static void store(Unit* to, Unit value) { multimem_st_x4(to, value); }
+};
+template <> struct Switch<bf16> {
+    using Unit = U32x4;
+    __device__ static Unit sum(Unit const* from) { return multimem_ld_reduce_add_bf16x2_x4(from); }
+    __device__ static void store(Unit* to, Unit value) { multimem_st_x4(to, value); }
+};
+
+// Of floats in their own type. The host asks for no other means: of halves the sum would be rounded first, or too
+// large for them, and sums of integers wrap.
+template <typename U> __device__ U mean(U sum, u32) { return sum; }
+__device__ inline double mean(double sum, u32 inputs) { return Number<double>::mean(sum, inputs); }
+__device__ inline F32x4 mean(F32x4 sum, u32 inputs) {
+    auto const of = [inputs](float x) { return Number<float>::mean(x, inputs); };
+    return F32x4{of(sum.x), of(sum.y), of(sum.z), of(sum.w)};
+}
+
+// Through the switch: each rank has it add up its share of the vectors and store the sums into every output. The few
+// edges go the ordinary way: an element may be smaller than anything that the switch adds.
+//
+// No proxy fence: no byte is accessed by both kinds of addresses in one kernel, and between kernels their ends do.
+template <typename T>
+__device__ void multimem(AllReduce const& call) {
+    using Unit = typename Switch<T>::Unit;
+    LsaBarrier<Cta> barrier(Cta(), call.comm, call.barrier + blockIdx.x);
+    Parts<T> const parts(call);
+    u32 const ranks = call.comm.lsa_size;
+    u32 const me = call.comm.lsa_rank;
+    u64 const step = u64(gridDim.x) * blockDim.x;
+    u64 const first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    u64 const skipped = parts.head * sizeof(T);
+    Unit* const input = lsa_multimem_pointer<Unit>(call.comm, *call.input, call.input_offset + skipped);
+    Unit* const output = lsa_multimem_pointer<Unit>(call.comm, *call.output, call.output_offset + skipped);
+    u64 const units = parts.n_vectors * (sizeof(Vector<T>) / sizeof(Unit));
+    u64 const end = units * (me + 1) / ranks;
+    if (!barrier.sync(Order::acq_rel)) return give_up(call);
+    #pragma unroll 1
+    for (u64 base = units * me / ranks + first; base < end; base += AHEAD * step) {
+        Unit sums[AHEAD];
+        #pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (base + i * step < end) sums[i] = Switch<T>::sum(input + base + i * step);
+        }
+        #pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (base + i * step < end) {
+                Unit const result = call.op == MEAN ? mean(sums[i], ranks) : sums[i];
+                Switch<T>::store(output + base + i * step, result);
+            }
+        }
+    }
+    share_edges<T, false>(call, parts, first, step);
+    if (!barrier.sync(Order::acq_rel)) give_up(call);
+}
+
+#endif  // sm_90
+
 }  // namespace symwin_all_reduce
 
 using namespace symwin_all_reduce;
@@ -279,3 +377,20 @@ ALL_REDUCE(i64, i64)
 ALL_REDUCE(u8, u8)
 ALL_REDUCE(f16, f16)
 ALL_REDUCE(bf16, bf16)
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+#define ALL_REDUCE_MULTIMEM(NAME, TYPE)                                            \
+    extern "C" __global__ void __launch_bounds__(512)                              \
+        symwin_all_reduce_multimem_##NAME(__grid_constant__ AllReduce const call) { \
+        multimem<TYPE>(call);                                                      \
+    }
+
+ALL_REDUCE_MULTIMEM(f32, float)
+ALL_REDUCE_MULTIMEM(f64, double)
+ALL_REDUCE_MULTIMEM(i32, i32)
+ALL_REDUCE_MULTIMEM(i64, i64)
+ALL_REDUCE_MULTIMEM(f16, f16)
+ALL_REDUCE_MULTIMEM(bf16, bf16)
+
+#endif  // sm_90

@@ -130,7 +130,7 @@ fn the_images_of_the_kernels_are_those_of_their_sources() {
         let source = fs::read_to_string(&path).unwrap();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
-        for arch in ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"] {
+        for arch in ["sm_80", "sm_90", "sm_100", "sm_120", "compute_90"] {
             let compiled = compiler.0.compile(&source, &name, &of_kernels(arch)).unwrap();
             let (suffix, bytes) = match compiled.cubin {
                 Some(cubin) => (format!("{arch}.cubin"), cubin),
@@ -344,7 +344,10 @@ fn memory_instructions_are_those_of_their_names() {
         "multimem.ld_reduce.relaxed.sys.global.max.v4.bf16x2",
         "multimem.ld_reduce.relaxed.sys.global.add.v4.f32",
         "multimem.ld_reduce.relaxed.sys.global.add.f64",
+        "multimem.ld_reduce.relaxed.sys.global.add.u32",
+        "multimem.ld_reduce.relaxed.sys.global.add.u64",
         "multimem.st.relaxed.sys.global.v4.f32",
+        "multimem.st.relaxed.sys.global.v4.f16x2",
         "multimem.red.release.sys.global.add.u32",
         "multimem.red.relaxed.sys.global.add.v4.f16x2",
     ];
@@ -355,6 +358,47 @@ fn memory_instructions_are_those_of_their_names() {
         }
         for instruction in multicast {
             assert_eq!(ptx.contains(instruction), *arch != "sm_80", "{instruction} for {arch}");
+        }
+    }
+}
+
+/// Loads and stores through the switch are as wide as the type allows, with 8 of them under way at a time.
+#[test]
+fn the_all_reduce_through_the_switch_is_made_of_its_instructions() {
+    let Some(compiler) = compiler() else { return };
+    let path = kernels().into_iter().find(|path| path.file_stem().unwrap() == "all_reduce").unwrap();
+    let source = fs::read_to_string(path).unwrap();
+    let of_types = [
+        ("f32", "add.v4.f32", "v4.f32"),
+        ("f64", "add.f64", "f64"),
+        ("i32", "add.u32", "u32"),
+        ("i64", "add.u64", "u64"),
+        ("f16", "add.acc::f32.v4.f16x2", "v4.f16x2"),
+        ("bf16", "add.acc::f32.v4.bf16x2", "v4.f16x2"),
+    ];
+    for arch in &compiler.1 {
+        // The PTX alone: machine code takes much longer, and another test makes it.
+        let ptx = compiler.ptx(&source, "all_reduce.cu", &of_kernels(&arch.replace("sm_", "compute_")));
+        if *arch == "sm_80" {
+            assert_eq!(count(&ptx, "multimem"), 0, "not on {arch}");
+            continue;
+        }
+        assert_eq!(count(&ptx, ".entry symwin_all_reduce_multimem_"), of_types.len(), "for {arch}");
+        for (dtype, load, store) in of_types {
+            let kernel = kernel(&ptx, &format!("symwin_all_reduce_multimem_{dtype}"));
+            let loads = count(kernel, &format!("multimem.ld_reduce.relaxed.sys.global.{load} "));
+            let stores = count(kernel, &format!("multimem.st.relaxed.sys.global.{store} "));
+            // And no others.
+            assert_eq!((loads, count(kernel, "multimem.ld_reduce")), (8, 8), "{dtype} for {arch}");
+            assert_eq!((stores, count(kernel, "multimem.st")), (8, 8), "{dtype} for {arch}");
+            // Peers' inputs are there before the first load, and all is stored before peers go on.
+            let at = |what: &str| kernel.find(what).unwrap_or_else(|| panic!("{what} in {dtype} for {arch}"));
+            assert!(at("ld.acquire.sys.global.u32") < at("multimem.ld_reduce"), "{dtype} for {arch}");
+            assert!(
+                kernel.rfind("multimem.st") < kernel.rfind("st.release.sys.global.u32"),
+                "{dtype} for {arch}"
+            );
+            assert_eq!(count(kernel, ".local"), 0, "{dtype} for {arch}");
         }
     }
 }

@@ -254,6 +254,7 @@ fn all_reduce_is_right_for_all_types_operations_sizes_and_alignments() {
                     (1000, 0, bytes),
                     (1003, size, bytes + size),
                     (777, 0, bytes + size),
+                    (20_000, 0, bytes + size),
                     (300_001, 16, 16),
                     (300_001, 3 * size, bytes + 5 * size),
                 ] {

@@ -4,7 +4,10 @@
 //! | --- | --- |
 //! | one shot | every rank reads all inputs: few bytes, where a second exchange would cost more |
 //! | two shots | every rank reduces its share and writes it to everyone: all others |
-//! | multimem | the switch reduces and replicates: where the LSA team has a multicast object, for sums of floats |
+//! | multimem | the switch adds and replicates: where the LSA team has a multicast object, for sums from 64 KiB on |
+//!
+//! The switch adds in any order, so that sums of floats may differ from those of the other ways in their last bits.
+//! All ranks still get the same, as each element is added once.
 //!
 //! Every rank takes the same way, as all that decides is equal on all ranks.
 
@@ -42,16 +45,9 @@ impl Call<'_> {
         let (input, output) = (send.window.device_address(), recv.window.device_address());
         let (input_offset, output_offset) = (send.range.start as u64, recv.range.start as u64);
         let alike = (input_offset ^ output_offset).is_multiple_of(VECTOR_BYTES as u64);
-        let ranks = core.agreed.lsa_size;
-        let shape = Shape::new(bytes, dtype.size_bytes(), alike, ranks);
         let has_multimem = dev_comm.device().lsa_multimem.base != 0;
-        let way = if has_multimem && alike && bytes >= MULTIMEM_BYTES_MIN && reduces_in_switch(*dtype, *op) {
-            "multimem"
-        } else if shape.one_shot {
-            "one_shot"
-        } else {
-            "two_shot"
-        };
+        let Shape { way, blocks } =
+            Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, has_multimem);
         let parameter = AllReduce {
             comm: dev_comm.device().to_kernel(),
             input,
@@ -62,8 +58,8 @@ impl Call<'_> {
             op: *op as u32,
             barrier: 0,
         };
-        let kernel = format!("symwin_all_reduce_{way}_{dtype}");
-        let size = (shape.blocks, THREADS);
+        let kernel = way.kernel(*dtype);
+        let size = (blocks, THREADS);
         Ok(builtin::all_reduce(&core.launches, &core.driver, stream, &kernel, size, &parameter)?)
     }
 
@@ -76,20 +72,54 @@ impl Call<'_> {
     }
 }
 
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    OneShot,
+    TwoShot,
+    Multimem,
+}
+
+impl Way {
+    fn kernel(self, dtype: DType) -> String {
+        let way = match self {
+            Self::OneShot => "one_shot",
+            Self::TwoShot => "two_shot",
+            Self::Multimem => "multimem",
+        };
+        format!("symwin_all_reduce_{way}_{dtype}")
+    }
+}
+
 /// How the work is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    one_shot: bool,
+    way: Way,
     blocks: u32,
 }
 
 impl Shape {
-    fn new(bytes: usize, element: usize, alike: bool, ranks: u32) -> Self {
-        // What a thread moves at a time: a vector, or one element where vectors of input and output cannot be aligned.
-        let pieces = if alike { bytes.div_ceil(VECTOR_BYTES) } else { bytes / element };
-        let one_shot = bytes <= ONE_SHOT_BYTES && pieces <= (BLOCKS_MAX * THREADS) as usize * HELD;
-        let share = if one_shot { pieces } else { pieces.div_ceil(ranks as usize) };
+    /// `alike`: vectors of input and output can both be aligned. `has_multimem`: the LSA team has a multicast object,
+    /// which it has only on devices with multicast instructions.
+    fn new(
+        bytes: usize,
+        (dtype, op): (DType, ReduceOp),
+        alike: bool,
+        ranks: u32,
+        has_multimem: bool,
+    ) -> Self {
+        // What a thread moves at a time: a vector, or one element where vectors cannot be aligned.
+        let pieces = bytes.div_ceil(if alike { VECTOR_BYTES } else { dtype.size_bytes() });
+        let way = if has_multimem && alike && bytes >= MULTIMEM_BYTES_MIN && reduces_in_switch(dtype, op) {
+            Way::Multimem
+        } else if bytes <= ONE_SHOT_BYTES && pieces <= (BLOCKS_MAX * THREADS) as usize * HELD {
+            Way::OneShot
+        } else {
+            Way::TwoShot
+        };
+        let share = if way == Way::OneShot { pieces } else { pieces.div_ceil(ranks as usize) };
         let blocks = u32::try_from(share.div_ceil(THREADS as usize)).unwrap_or(u32::MAX);
-        Self { one_shot, blocks: blocks.clamp(1, BLOCKS_MAX) }
+        Self { way, blocks: blocks.clamp(1, BLOCKS_MAX) }
     }
 }
 
@@ -140,8 +170,17 @@ fn check_overlap(send: &WindowSlice, recv: &WindowSlice) -> Result<()> {
     Err(Misuse::Other { what }.into())
 }
 
+/// Whether there is a kernel for it, with the result that the other ways have but for the order of additions.
+///
+/// The instruction adds all types but bytes. Its sums are of the elements' type, so means are made of them only where
+/// that is what means are made of: a sum of halves is rounded, or too large for them, and one of integers wraps. It has
+/// no minimum and maximum of f32 and f64, and those of halves do not say what becomes of a NaN.
 fn reduces_in_switch(dtype: DType, op: ReduceOp) -> bool {
-    op == ReduceOp::Sum && matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+    match op {
+        ReduceOp::Sum => dtype != DType::U8,
+        ReduceOp::Mean => matches!(dtype, DType::F32 | DType::F64),
+        ReduceOp::Min | ReduceOp::Max => false,
+    }
 }
 
 /// Threads of a block.
@@ -151,8 +190,86 @@ const BLOCKS_MAX: u32 = 16;
 /// What a thread moves at a time.
 const VECTOR_BYTES: usize = 16;
 /// Results that a thread of the one-shot kernel keeps: `HELD` in `kernels/all_reduce.cu`.
-const HELD: usize = 4;
+const HELD: usize = 2;
 /// The longest message that goes by one shot.
 const ONE_SHOT_BYTES: usize = 256 << 10;
 /// The shortest one that goes through the switch: below it the barriers are most of it.
 const MULTIMEM_BYTES_MIN: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::images;
+
+    fn way(bytes: usize, dtype: DType, op: ReduceOp, alike: bool, has_multimem: bool) -> Way {
+        Shape::new(bytes, (dtype, op), alike, 8, has_multimem).way
+    }
+
+    #[test]
+    fn the_switch_adds_what_it_can_where_there_is_a_multicast_object_and_enough_to_do() {
+        use DType::{Bf16, F16, F32, F64, I32, I64};
+        let much = 16 << 20;
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL {
+                let wanted = match op {
+                    ReduceOp::Sum => matches!(dtype, F32 | F64 | I32 | I64 | F16 | Bf16),
+                    ReduceOp::Mean => matches!(dtype, F32 | F64),
+                    ReduceOp::Min | ReduceOp::Max => false,
+                };
+                for bytes in [MULTIMEM_BYTES_MIN, ONE_SHOT_BYTES, much] {
+                    let is = way(bytes, dtype, op, true, true) == Way::Multimem;
+                    assert_eq!(is, wanted, "{dtype} {op}, {bytes} bytes");
+                }
+                for (bytes, alike, has_multimem) in
+                    [(MULTIMEM_BYTES_MIN - 8, true, true), (much, false, true), (much, true, false)]
+                {
+                    let way = way(bytes, dtype, op, alike, has_multimem);
+                    let wanted = if bytes < much { Way::OneShot } else { Way::TwoShot };
+                    assert_eq!(way, wanted, "{dtype} {op}, {bytes} bytes, {alike}, {has_multimem}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_device_has_a_kernel_for_every_choice_and_no_kernel_is_never_chosen() {
+        for major in 8..=13 {
+            let mut unused: Vec<&str> =
+                images::for_capability((major, 0)).into_iter().flat_map(|image| image.kernels).collect();
+            let kernels = unused.clone();
+            unused.retain(|kernel| kernel.starts_with("symwin_all_reduce_"));
+            // Only devices with the instructions have the objects: `CudaDriver`.
+            for has_multimem in [false, major >= images::MULTICAST_GENERATION] {
+                for (dtype, op) in DType::ALL.into_iter().flat_map(|d| ReduceOp::ALL.map(|op| (d, op))) {
+                    for bytes in [8, 64 << 10, 1 << 20] {
+                        let kernel = way(bytes, dtype, op, true, has_multimem).kernel(dtype);
+                        assert!(kernels.contains(&&*kernel), "{kernel} on generation {major}");
+                        unused.retain(|other| *other != kernel);
+                    }
+                }
+            }
+            assert!(unused.is_empty(), "{unused:?} on generation {major}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_of_one_shot_holds_all_elements() {
+        let source = include_str!("../../kernels/all_reduce.cu");
+        assert!(source.contains(&format!("HELD = {HELD} }}")));
+        assert!(source.contains(&format!("__launch_bounds__({THREADS})")));
+        for dtype in DType::ALL {
+            for alike in [false, true] {
+                for bytes in (0..=ONE_SHOT_BYTES + 4096).step_by(4096).skip(1) {
+                    let Shape { way, blocks } = Shape::new(bytes, (dtype, ReduceOp::Max), alike, 8, false);
+                    let pieces = bytes / if alike { VECTOR_BYTES } else { dtype.size_bytes() };
+                    let fits = pieces <= (blocks * THREADS) as usize * HELD;
+                    assert_eq!(
+                        way == Way::OneShot,
+                        fits && bytes <= ONE_SHOT_BYTES,
+                        "{dtype}, {bytes} bytes"
+                    );
+                }
+            }
+        }
+    }
+}

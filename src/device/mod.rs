@@ -25,7 +25,7 @@ pub(crate) mod builtin;
 mod claim;
 pub mod dev_comm;
 pub mod header;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", test))]
 pub(crate) mod images;
 pub mod kernel;
 pub mod ll_a2a;

@@ -19,7 +19,8 @@ extern "C" __global__ void plain(u32* words, u64* longs, U32x4* fours, U64x2* pa
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-extern "C" __global__ void loads(u32* halves, U32x4* fours, float* floats, F32x4* quads, double* doubles) {
+extern "C" __global__ void loads(u32* halves, u64* longs, U32x4* fours, float* floats, F32x4* quads,
+                                 double* doubles) {
   halves[0] = multimem_ld_reduce_add_f16x2(halves + 1) + multimem_ld_reduce_min_f16x2(halves + 2);
   halves[0] += multimem_ld_reduce_max_f16x2(halves + 3) + multimem_ld_reduce_add_bf16x2(halves + 4);
   halves[0] += multimem_ld_reduce_min_bf16x2(halves + 5) + multimem_ld_reduce_max_bf16x2(halves + 6);
@@ -33,6 +34,7 @@ extern "C" __global__ void loads(u32* halves, U32x4* fours, float* floats, F32x4
   floats[0] = multimem_ld_reduce_add_f32(floats + 1);
   quads[0] = multimem_ld_reduce_add_f32x4(quads + 1);
   doubles[0] = multimem_ld_reduce_add_f64(doubles + 1);
+  longs[0] = multimem_ld_reduce_add_u64(longs + 1);
 }
 
 extern "C" __global__ void stores(u32* words, u64* longs, U32x4* fours, float* floats, F32x4* quads, double* doubles) {

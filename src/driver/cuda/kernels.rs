@@ -33,7 +33,7 @@ impl Kernels {
             let mut module = ptr::null_mut();
             // SAFETY: the image is a whole one, which the driver copies.
             check(Call::Launch, unsafe { sys::cuModuleLoadData(&raw mut module, bytes.as_ptr().cast()) })?;
-            for &name in kernels {
+            for name in kernels {
                 functions.insert(name, function(module, name)?);
             }
         }

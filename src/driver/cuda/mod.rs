@@ -45,6 +45,7 @@ use super::{
     AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
     HandleKind, Launch, Stream,
 };
+use crate::device::images::MULTICAST_GENERATION;
 use crate::error::{Error, Misuse, Result};
 use crate::ids::Rank;
 
@@ -132,13 +133,15 @@ impl CudaDriver {
         let mut info = DeviceInfo::new(&name, "cuda", memory_bytes as u64, granularity as u64);
         info.handle_kind = if fabric { HandleKind::Fabric } else { HandleKind::Descriptor };
         info.ordinal = number;
-        info.multicast = multicast && absent::multicast_is_allowed();
         info.host_access = absent::host_has_access();
         let capability = |a| attribute(a).map(|value| u32::try_from(value).unwrap_or(0));
         let capability = (
             capability(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             capability(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
+        // Kernels choose multicast instructions wherever there is a multicast object.
+        let has_instructions = capability.0 >= MULTICAST_GENERATION;
+        info.multicast = multicast && has_instructions && absent::multicast_is_allowed();
         let pool = Pool::default();
         let driver = Self {
             info,
