@@ -10,7 +10,7 @@ mod common;
 #[path = "common/worlds.rs"]
 mod worlds;
 
-use common::device::Counts;
+use common::device::{Counts, on_gpus};
 use common::*;
 use symwin::driver::Driver;
 use symwin::driver::host::{HostDriver, HostOptions};
@@ -379,7 +379,8 @@ fn a_window_keeps_its_buffers_memory() {
         windows[1].read(Rank::new(3), 77, &mut seen).unwrap();
         assert_eq!(&seen, b"still here");
         let held: u64 = world.hosts.iter().map(|host| host.counts().bytes).sum();
-        assert!(held >= 8 << 20);
+        // GPUs do not tell.
+        assert!(held >= 8 << 20 || on_gpus());
         drop((windows, others));
         finalize(world.ranks);
         world.hosts.iter().for_each(|host| assert_eq!(host.counts(), Counts::default(), "P-5"));

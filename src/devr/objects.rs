@@ -6,7 +6,8 @@ use super::lookup::Lookup;
 use super::shadow::{ShadowPool, Slot};
 use super::table::{TableEntry, TableSlot, WindowTable};
 use crate::device::abi;
-use crate::driver::{DeviceError, Driver, Event, Stream};
+use crate::driver::passing::Passing;
+use crate::driver::{DeviceError, Driver, Stream};
 
 /// The device objects of one rank.
 #[derive(Debug)]
@@ -89,16 +90,16 @@ impl Objects {
     }
 
     /// Writes every struct that is new or changed, and marks the stream behind it.
-    pub(crate) fn upload(&mut self) -> Result<Event, DeviceError> {
+    pub(crate) fn upload(&mut self) -> Result<Passing, DeviceError> {
         let stream = self.stream();
         self.windows.upload(stream)?;
         self.table.upload(stream)?;
-        self.driver.record(stream)
+        Passing::of(&self.driver, stream)
     }
 
     /// Marks the stream's present end.
-    pub(crate) fn fence(&self) -> Result<Event, DeviceError> {
-        self.driver.record(self.stream())
+    pub(crate) fn fence(&self) -> Result<Passing, DeviceError> {
+        Passing::of(&self.driver, self.stream())
     }
 
     /// Makes entries visible to kernels, all of them written before the first one's window.

@@ -16,8 +16,9 @@ use crate::devr::core::Core;
 use crate::devr::owned::Held;
 use crate::devr::replicated::KeyPart;
 use crate::devr::zoo::Bug;
+use crate::driver::passing::Passing;
 use crate::driver::range::{Reservation, runs};
-use crate::driver::{DeviceError, Event, Exported, Handle};
+use crate::driver::{DeviceError, Exported, Handle};
 use crate::error::{Fault, Misuse, Phase, Reason};
 use crate::ids::LsaRank;
 
@@ -135,7 +136,7 @@ pub(crate) fn map(
     prepared: &Prepared,
     decision: &Decision,
     arrived: &Arrived,
-) -> Result<(Drafts, Event), (Option<u32>, Reason)> {
+) -> Result<(Drafts, Passing), (Option<u32>, Reason)> {
     let all = |reason: Reason| (None, reason);
     if let Some(lost) = arrived.lost {
         let LostHandles { limit, need, got } = lost;
@@ -271,7 +272,7 @@ fn objects(
     prepared: &Prepared,
     decision: &Decision,
     range: &Reservation,
-) -> Result<(Drafts, Event), (Option<u32>, Reason)> {
+) -> Result<(Drafts, Passing), (Option<u32>, Reason)> {
     let me = core.agreed.lsa_rank();
     let mut state = core.state();
     let Some(objects) = state.objects.as_mut() else {

@@ -40,7 +40,8 @@ use super::core::Core;
 use super::request::Work;
 use super::zoo::Bug;
 use crate::bootstrap::{Incoming, Parcel, Tag};
-use crate::driver::{DeviceError, Event};
+use crate::driver::DeviceError;
+use crate::driver::passing::Passing;
 use crate::error::{Cause, FailureCause, Fault, Phase, Reason, RolledBack, each_once};
 use crate::ids::Rank;
 
@@ -256,8 +257,8 @@ impl Flush {
     }
 
     /// Waits until the stream has passed, without keeping a worker.
-    async fn passed(&self, event: Event) -> Result<(), DeviceError> {
-        poll_fn(|_| match self.core.driver.done(event) {
+    async fn passed(&self, point: Passing) -> Result<(), DeviceError> {
+        poll_fn(|_| match point.has_passed() {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => {
                 self.core.board.tick.store(true, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::block::{Block, Source};
 use super::free_list::FreeList;
+use crate::driver::passing::Passing;
 use crate::driver::{AddressRange, Call, DeviceError, Stream};
 
 /// How long zeroing of used space may take.
@@ -127,9 +128,9 @@ impl Slabs {
     }
 
     fn wait(&self, stream: Stream) -> Result<(), DeviceError> {
-        let event = self.source.driver.record(stream)?;
+        let point = Passing::of(&self.source.driver, stream)?;
         let deadline = Instant::now() + ZEROING_LIMIT;
-        while !self.source.driver.done(event)? {
+        while !point.has_passed()? {
             if Instant::now() > deadline {
                 return Err(DeviceError::os(Call::Done, rustix::io::Errno::TIMEDOUT));
             }

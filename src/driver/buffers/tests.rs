@@ -183,7 +183,6 @@ fn a_failure_of_zeroing_gives_no_dirty_buffer() {
         assert!(is_zero(&allocator.alloc(PAGE).unwrap()));
     }
     drop(allocator);
-    // The event that was never asked for, where asking failed, went with its stream.
     assert_eq!(host.counts(), HostCounts::default());
 }
 

@@ -3,7 +3,7 @@
 //! Copies and fills are small (device structs, tables, zeroes), so a queue of their own would cost more than
 //! the work. Order follows from that, and every event has passed when it is recorded.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::driver::{DeviceProblem, Event, Stream};
 
@@ -13,8 +13,8 @@ pub(in crate::driver) struct Streams {
     /// The last number handed out, of streams and events together.
     last: u64,
     streams: BTreeSet<u64>,
-    /// Recorded and not yet asked for, with their streams.
-    events: BTreeMap<u64, u64>,
+    /// Recorded and not yet asked for. They outlive their streams, as on GPUs.
+    events: BTreeSet<u64>,
 }
 
 impl Streams {
@@ -25,7 +25,6 @@ impl Streams {
     }
 
     pub(in crate::driver) fn destroy(&mut self, stream: Stream) -> Result<(), DeviceProblem> {
-        self.events.retain(|_, of| *of != stream.0);
         if self.streams.remove(&stream.0) { Ok(()) } else { Err(unknown(stream.0)) }
     }
 
@@ -36,13 +35,13 @@ impl Streams {
     pub(in crate::driver) fn record(&mut self, stream: Stream) -> Result<Event, DeviceProblem> {
         self.check(stream)?;
         let event = self.next();
-        self.events.insert(event, stream.0);
+        self.events.insert(event);
         Ok(Event(event))
     }
 
     /// Always yes, once.
     pub(in crate::driver) fn done(&mut self, event: Event) -> Result<bool, DeviceProblem> {
-        if self.events.remove(&event.0).is_some() { Ok(true) } else { Err(unknown(event.0)) }
+        if self.events.remove(&event.0) { Ok(true) } else { Err(unknown(event.0)) }
     }
 
     pub(in crate::driver) fn stream_count(&self) -> usize {
