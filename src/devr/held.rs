@@ -69,6 +69,17 @@ mod tests {
         }
     }
 
+    /// Windows that are closed at once, for which the actors have work to do.
+    fn registers_and_closes(ranks: &[Communicator]) {
+        let group = Group::start();
+        let pending: Vec<_> = ranks
+            .iter()
+            .map(|comm| group.register(comm, comm.alloc_own(4096).unwrap(), WindowFlags::empty()))
+            .collect();
+        group.end().unwrap();
+        pending.into_iter().for_each(|window| window.wait().unwrap().close().unwrap());
+    }
+
     #[test]
     fn a_window_that_is_closed_stays_mapped_while_a_part_of_it_is_held() -> Result<()> {
         let (ranks, windows) = world(Duration::from_secs(20));
@@ -78,21 +89,13 @@ mod tests {
         windows[0].close()?;
         let closed = windows[0].hold(ranks[1].rank(), &(0..8)).unwrap_err();
         assert!(matches!(closed, Error::Misuse(Misuse::Closed { .. })), "{closed}");
-        // Another window that is closed meanwhile is not held by it.
-        let group = Group::start();
-        let others: Vec<_> = ranks
-            .iter()
-            .map(|comm| group.register(comm, comm.alloc_own(4096).unwrap(), WindowFlags::empty()))
-            .collect();
-        group.end()?;
-        let others = others.into_iter().map(|window| window.wait().unwrap()).collect::<Vec<_>>();
-        assert_eq!(memories(&ranks[0]), 2);
-        others.iter().for_each(|window| window.close().unwrap());
+        // Other windows that are closed meanwhile are not held by it.
+        registers_and_closes(&ranks);
         waits_until(|| memories(&ranks[0]) == 1);
         drop(held);
         // The second part still holds the window.
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(memories(&ranks[0]), 1);
+        registers_and_closes(&ranks);
+        waits_until(|| memories(&ranks[0]) == 1);
         drop(second);
         waits_until(|| memories(&ranks[0]) == 0);
         drop(windows);
@@ -103,15 +106,11 @@ mod tests {
     fn closing_a_communicator_waits_for_held_parts() -> Result<()> {
         let (ranks, windows) = world(Duration::from_secs(20));
         let held = windows[0].hold(ranks[1].rank(), &(0..8))?.1;
-        let releases = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            drop(held);
-        });
-        let began = Instant::now();
-        ranks.into_iter().try_for_each(Communicator::finalize)?;
-        assert!(began.elapsed() >= Duration::from_millis(50));
-        releases.join().unwrap();
-        Ok(())
+        let finalizes = std::thread::spawn(move || ranks.into_iter().try_for_each(Communicator::finalize));
+        waits_until(|| !windows[0].is_open());
+        assert!(!finalizes.is_finished(), "the part is held");
+        drop(held);
+        finalizes.join().expect("it has not panicked")
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use cudarc::driver::CudaStream;
 
 use crate::driver::passing::Passing;
-use crate::driver::{DeviceError, Driver, Stream};
+use crate::driver::{DeviceError, DeviceProblem, Driver, Stream};
 
 /// What a view keeps.
 pub(super) type Keep = Box<dyn Any + Send + Sync>;
@@ -43,7 +43,7 @@ pub(super) fn drop_later(driver: Arc<dyn Driver>, stream: Arc<CudaStream>, keep:
     loop {
         match later.is_due() {
             Ok(true) => return,
-            Ok(false) => thread::sleep(POLL),
+            Ok(false) => thread::yield_now(),
             Err(error) => return keep_for_ever(later, &error),
         }
     }
@@ -56,13 +56,22 @@ impl Later {
             Some(point) => point,
             None => {
                 let stream = Stream::from(&self.stream);
-                if self.driver.is_capturing(stream)? {
+                if is_capturing(&*self.driver, stream)? {
                     return Ok(false);
                 }
                 self.point.insert(Passing::of(&self.driver, stream)?)
             }
         };
         point.has_passed()
+    }
+}
+
+/// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
+/// be asked then.
+pub(super) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
+    match driver.is_capturing(stream) {
+        Err(DeviceError { problem: DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. }, .. }) => Ok(true),
+        asked => asked,
     }
 }
 
@@ -105,6 +114,9 @@ fn serve(incoming: &Receiver<Later>) {
         }
     }
 }
+
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+const CAPTURE_IMPLICIT: u32 = 906;
 
 /// How often streams are asked: the device tells nobody when it is done.
 const POLL: Duration = Duration::from_millis(1);

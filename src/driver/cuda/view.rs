@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::later::{Keep, drop_later};
+use super::later::{Keep, drop_later, is_capturing};
 use crate::driver::buffers::{Buffer, BufferSlice};
 use crate::driver::passing::Passing;
 use crate::driver::{Driver, Stream};
@@ -121,13 +121,13 @@ impl<T> DeviceView<T> {
     fn enter<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
         let number = Stream::from(stream);
         // Nothing runs in a capture, and waiting for it would end it.
-        let is_ordered = self.is_own(stream) || self.driver.is_capturing(number).unwrap_or(false);
+        let is_ordered = self.is_own(stream) || is_capturing(&*self.driver, number).unwrap_or(false);
         if is_ordered {
             return (self.address, SyncOnDrop::Record(None));
         }
         let own = Stream::from(&self.stream);
         // One that is being captured holds nothing that could be waited for.
-        if !self.driver.is_capturing(own).unwrap_or(false)
+        if !is_capturing(&*self.driver, own).unwrap_or(false)
             && let Err(error) = Passing::of(&self.driver, own).and_then(|point| point.hold_back(number))
         {
             // A context in which this fails is lost: the copy fails too, and says so.
