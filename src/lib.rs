@@ -17,6 +17,7 @@
 //! | run code on the device structs | [`DevComm::launch`], [`device::Kernel`] |
 //! | reduce, gather, scatter, exchange | [`Communicator::all_reduce`], [`coll`] |
 //! | write kernels for GPUs | [`device::header`], `nvrtc` (a feature) |
+//! | use cudarc's copies, libraries and launches | `driver::cuda::DeviceView` (feature `cuda`) |
 //! | send small messages between kernels | [`device::LlA2a`] |
 //! | see what it does | [`Communicator::status`]; [tracing](manual::tracing) |
 //! | test against failing devices | [`driver::faulty`] |

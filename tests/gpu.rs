@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, DevicePtr};
+use cudarc::driver::{CudaContext, DevicePtr, DeviceSlice};
 use half::{bf16, f16};
 use symwin::coll::{DType, ReduceOp};
 use symwin::driver::cuda::{CudaDriver, devices};
 use symwin::driver::{DeviceProblem, Driver, Launch, Stream};
-use symwin::error::{Cause, Reason};
+use symwin::error::{Cause, Misuse, Reason};
 use symwin::{
     Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Rank, Region, Window,
     WindowFlags,
@@ -463,6 +463,120 @@ fn a_lookup_among_1024_windows_takes_at_most_three_times_that_among_8() {
         world.finalize();
     }
     assert!(times[1] <= 3 * times[0], "{times:?}");
+}
+
+/// cudarc's copies into this rank's buffer, out of it through a peer's view, and on the device; on the view's own stream,
+/// on another one, and on the default one, whether or not cudarc manages streams.
+#[test]
+#[ignore = "needs a GPU"]
+fn copies_of_cudarc_go_through_views() {
+    let world = world(2);
+    let context = Arc::clone(world.gpu.context());
+    let buffers = world.alloc(4 * MIB);
+    let windows = world.register(&buffers, WindowFlags::empty());
+    let default = context.default_stream();
+    assert!(!context.is_in_multi_stream_mode());
+    let others = [context.new_stream().unwrap(), context.new_stream().unwrap(), context.per_thread_stream()];
+    for (round, own) in [&default, &others[0], &others[2]].into_iter().enumerate() {
+        for (turn, other) in [own, &default, &others[1], &others[2]].into_iter().enumerate() {
+            let numbers: Vec<u32> = (0..MIB as u32).map(|i| i ^ ((10 * round + turn) as u32) << 24).collect();
+            let mut mine = buffers[1].device_view::<u32>(own).unwrap();
+            assert_eq!((mine.len(), mine.num_bytes()), (MIB, 4 * MIB));
+            own.memcpy_htod(&numbers, &mut mine).unwrap();
+            let theirs = windows[0].device_view::<u32>(Rank::new(1), 0..4 * MIB, own).unwrap();
+            let mut copy = other.alloc_zeros::<u32>(MIB).unwrap();
+            other.memcpy_dtod(&theirs, &mut copy).unwrap();
+            assert!(other.clone_dtoh(&copy).unwrap() == numbers, "on another stream");
+            assert!(own.clone_dtoh(&theirs).unwrap() == numbers, "on its own stream");
+            // Back, through the peer's window on this rank's memory.
+            let mut back = windows[1].device_view::<u32>(Rank::new(0), 0..4 * MIB, own).unwrap();
+            other.memcpy_dtod(&theirs, &mut back).unwrap();
+            other.memset_zeros(&mut mine).unwrap();
+            let mut seen = vec![0; 4 * MIB];
+            other.synchronize().unwrap();
+            own.synchronize().unwrap();
+            buffers[0].read(0, &mut seen).unwrap();
+            assert!(seen == numbers.as_bytes(), "round {round}, turn {turn}");
+            assert_eq!(word(&buffers[1]), 0);
+        }
+    }
+    default.synchronize().unwrap();
+    drop((windows, buffers, others));
+    world.finalize();
+}
+
+/// Views whose copies wait behind a kernel are dropped, their window closed and their buffers too: nothing waits, and
+/// nothing is unmapped before the copies have run.
+#[test]
+#[ignore = "needs a GPU"]
+fn what_a_dropped_view_has_queued_runs_before_its_memory_goes() {
+    let world = world(2);
+    let context = Arc::clone(world.gpu.context());
+    let buffers = world.alloc(2 * MIB);
+    let windows = world.register(&buffers, WindowFlags::empty());
+    let dev_comms = world.dev_comms();
+    let control = world.alloc(8);
+    let held = world.gpu.counts();
+    let more = world.alloc(2 * MIB);
+    more[0].write(0, &7_u64.to_le_bytes().repeat(MIB / 4)).unwrap();
+    let more_windows = world.register(&more, WindowFlags::empty());
+    let stream = context.new_stream().unwrap();
+    let limit_ns = 10_000_000_000;
+    let parameter =
+        parameter(&dev_comms[0], &windows[0], 0, &control[1], limit_ns, control[0].address() as u64);
+    launch(&world.gpu, Stream::from(&stream), "symwin_bench_spin", (1, 32), &parameter);
+    let mut copy = stream.alloc_zeros::<u64>(MIB / 4).unwrap();
+    let mut late = more[1].device_view::<u64>(&stream).unwrap();
+    let peer = more_windows[1].device_view::<u64>(Rank::new(0), 0..2 * MIB, &stream).unwrap();
+    let began = Instant::now();
+    stream.memcpy_dtod(&peer, &mut late).unwrap();
+    stream.memcpy_dtod(&late, &mut copy).unwrap();
+    drop((late, peer));
+    more_windows.iter().for_each(|window| window.close().unwrap());
+    drop((more_windows, more));
+    assert!(began.elapsed() < Duration::from_secs(3), "something waited for the kernel");
+    assert_ne!(world.gpu.counts().mappings, held.mappings, "the copies have not run");
+    control[0].write(0, &[1]).unwrap();
+    assert!(stream.clone_dtoh(&copy).unwrap() == vec![7; MIB / 4]);
+    stream.synchronize().unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    while world.gpu.counts().handles != held.handles {
+        assert!(Instant::now() < until, "what the views kept has not gone: {:?}", world.gpu.counts());
+        std::thread::yield_now();
+    }
+    drop((windows, dev_comms, control, buffers, copy));
+    world.finalize();
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn views_that_cannot_be_are_refused() {
+    let world = world(1);
+    let stream = world.gpu.context().new_stream().unwrap();
+    let buffers = world.alloc(4096);
+    let windows = world.register(&buffers, WindowFlags::empty());
+    let misuse = |error: Error| match error {
+        Error::Misuse(misuse) => misuse,
+        other => panic!("{other}"),
+    };
+    let slice = buffers[0].slice(4..20).unwrap();
+    let misaligned = misuse(slice.device_view::<u64>(&stream).unwrap_err());
+    assert!(matches!(misaligned, Misuse::Misaligned { align: 8, .. }), "{misaligned}");
+    let rest = misuse(windows[0].device_view::<u64>(Rank::new(0), 0..12, &stream).unwrap_err());
+    assert!(matches!(rest, Misuse::NotWhole { len: 12, size: 8, .. }), "{rest}");
+    let beyond = misuse(windows[0].device_view::<u8>(Rank::new(0), 0..4097, &stream).unwrap_err());
+    assert!(matches!(beyond, Misuse::OutOfRange { .. }), "{beyond}");
+    let nobody = misuse(windows[0].device_view::<u8>(Rank::new(1), 0..8, &stream).unwrap_err());
+    assert!(matches!(nobody, Misuse::NotInTeam { .. }), "{nobody}");
+    windows[0].close().unwrap();
+    let closed = misuse(windows[0].device_view::<u8>(Rank::new(0), 0..8, &stream).unwrap_err());
+    assert!(matches!(closed, Misuse::Closed { .. }), "{closed}");
+    let on_host = Communicator::in_process_with(1, &Config::new()).unwrap().remove(0);
+    let memory = misuse(on_host.alloc(4096).unwrap().device_view::<u8>(&stream).unwrap_err());
+    assert!(matches!(memory, Misuse::WrongDevice { .. }), "{memory}");
+    on_host.finalize().unwrap();
+    drop((windows, slice, buffers));
+    world.finalize();
 }
 
 /// Ranks that name GPUs which are not there hear so.

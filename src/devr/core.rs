@@ -414,7 +414,7 @@ impl Tokens {
     }
 }
 
-/// The host kernels of a rank that run.
+/// The host kernels of a rank that run, and what else uses its windows' addresses until it says that it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
     inner: Mutex<RunningKernels>,
@@ -425,6 +425,9 @@ struct RunningKernels {
     /// How many have begun: the last one's number.
     begun: u64,
     running: Vec<u64>,
+    /// How many views there are of windows, by the device address of their structs. Unlike a kernel, a view knows which
+    /// window it sees, and holds no other one.
+    views: BTreeMap<u64, usize>,
     /// The actor wants to hear of the next one that ends.
     awaited: bool,
 }
@@ -456,6 +459,40 @@ impl Kernels {
     /// Whether the actor is to hear of the next kernel that ends.
     pub(crate) fn await_end(&self, awaited: bool) {
         self.inner.lock().awaited = awaited;
+    }
+
+    /// A view of a window is made.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn begin_view(&self, window: u64) {
+        *self.inner.lock().views.entry(window).or_insert(0) += 1;
+    }
+
+    /// A view of a window is gone; whether the actor waits for that, and so is to be told.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn end_view(&self, window: u64) -> bool {
+        let mut inner = self.inner.lock();
+        if let Some(count) = inner.views.get_mut(&window) {
+            *count -= 1;
+            if *count == 0 {
+                inner.views.remove(&window);
+            }
+        }
+        inner.awaited
+    }
+
+    /// Whether there are views of a window. If there are, the actor hears of each one's end.
+    pub(crate) fn is_viewed(&self, window: u64) -> bool {
+        let mut inner = self.inner.lock();
+        let viewed = inner.views.contains_key(&window);
+        inner.awaited |= viewed;
+        viewed
+    }
+
+    /// How many views there are of any window. If there are any, the actor hears of each one's end.
+    pub(crate) fn views(&self) -> usize {
+        let mut inner = self.inner.lock();
+        inner.awaited |= !inner.views.is_empty();
+        inner.views.values().sum()
     }
 
     /// Whether none of these runs any more.

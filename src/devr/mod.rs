@@ -16,6 +16,7 @@
 //! | [`team`], [`dev_comm`] | teams; what a device communicator needs, and its plan |
 //! | `turns` | the order of one rank's collectives |
 //! | `window`, `dev_comm_handle` | the handles that users hold |
+//! | `held` | parts of windows that stay mapped although the window is closed |
 //! | `zoo` | bugs that tests plant; none in normal builds |
 
 pub(crate) mod actor;
@@ -26,6 +27,8 @@ pub mod dev_comm;
 pub(crate) mod dev_comm_handle;
 pub(crate) mod flat;
 pub(crate) mod flush;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) mod held;
 pub mod index;
 pub mod lookup;
 pub(crate) mod mail;

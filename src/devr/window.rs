@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 
 use super::core::Core;
 use super::flush::message::{MemoryId, WindowFlags};
+#[cfg(any(test, feature = "cuda"))]
+use super::held::HeldPart;
 use super::index::{Indexed, Node, Reader, WindowIndex};
 use super::mail::Closing;
 use super::request::WindowRequest;
@@ -21,6 +23,8 @@ use super::team::Team;
 use super::zoo::Bug;
 use crate::device::peer::View;
 use crate::device::{DeviceWindow, Kernel};
+#[cfg(feature = "cuda")]
+use crate::driver::Driver;
 use crate::driver::Stream;
 use crate::driver::passing::Passing;
 use crate::error::{Misuse, Result};
@@ -308,6 +312,43 @@ impl Window {
         if self.0.close(Some(passing)) { Ok(()) } else { Err(self.stale().into()) }
     }
 
+    /// The address of bytes `range` of a rank's part, which stays mapped while the second value lives, whoever closes
+    /// the window meanwhile.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn hold(&self, rank: Rank, range: &Range<usize>) -> Result<(usize, HeldPart)> {
+        let lsa = self.lsa(rank)?;
+        let len = self.0.length_of(range)?;
+        self.check_range(lsa, range.start, len)?;
+        // It is counted before it is known whether it may be: a close either sees it or is seen by it.
+        let held = HeldPart::new(&self.0.core, self.device_address());
+        self.check_open()?;
+        Ok((self.lsa_address(lsa, range.start), held))
+    }
+
+    /// The device that it is on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.0.core.driver
+    }
+
+    /// The rank whose handle it is.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn rank(&self) -> Rank {
+        self.0.core.agreed.rank
+    }
+
+    /// Where the address of its struct lies, for who passes that to a kernel.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn struct_address(&self) -> &usize {
+        &self.0.place.struct_address
+    }
+
+    /// Its name, for errors.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn name(&self) -> String {
+        self.0.name()
+    }
+
     /// What the index holds of it.
     pub(crate) fn counted(&self) -> &Arc<Counted> {
         &self.0
@@ -377,6 +418,13 @@ impl Inner {
         }
     }
 
+    fn length_of(&self, range: &Range<usize>) -> Result<usize, Misuse> {
+        range.end.checked_sub(range.start).ok_or_else(|| {
+            let what = format!("{}: the slice {range:?} ends before it starts", self.name());
+            Misuse::Other { what }
+        })
+    }
+
     /// Closes it once; false if it was closed.
     fn close(&self, after: Option<Passing>) -> bool {
         if self.closed.swap(true, Ordering::AcqRel) && !self.core.has_bug(Bug::ClosesTwice) {
@@ -438,10 +486,7 @@ impl Window {
     /// # Errors
     /// [`Misuse::OutOfRange`], [`Misuse::Other`] if the range ends before it starts.
     pub fn slice(&self, range: Range<usize>) -> Result<WindowSlice> {
-        let Some(len) = range.end.checked_sub(range.start) else {
-            let what = format!("{}: the slice {range:?} ends before it starts", self.0.name());
-            return Err(Misuse::Other { what }.into());
-        };
+        let len = self.0.length_of(&range)?;
         self.check_range(self.0.core.agreed.lsa_rank(), range.start, len)?;
         Ok(WindowSlice { window: self.clone(), range })
     }

@@ -197,6 +197,11 @@ unsafe impl Driver for Faulty {
         self.inner.info()
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        self.inner.cuda_context()
+    }
+
     fn create(&self, size: usize) -> Result<Handle, DeviceError> {
         self.pass(Call::Create, |inner| inner.create(size))
     }

@@ -540,6 +540,12 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
         Ok(false)
     }
 
+    /// The context that it works in, where it is a GPU: streams of others do not reach its memory.
+    #[cfg(feature = "cuda")]
+    fn cuda_context(&self) -> Option<&Arc<cudarc::driver::CudaContext>> {
+        None
+    }
+
     /// Queues on the stream that it waits for the event, which another stream has recorded.
     ///
     /// # Errors

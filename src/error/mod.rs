@@ -135,6 +135,26 @@ pub enum Misuse {
         /// The panic's message.
         message: String,
     },
+    /// An address is not aligned to the elements that are to lie there.
+    #[error("{what}: address {address:#x} is no multiple of {align}, to which its elements must be aligned")]
+    Misaligned {
+        /// Of what.
+        what: String,
+        /// Where the elements would begin.
+        address: u64,
+        /// What that must be a multiple of.
+        align: u64,
+    },
+    /// A length is not one of whole elements.
+    #[error("{what}: {len} bytes are no whole number of elements of {size} bytes")]
+    NotWhole {
+        /// Of what.
+        what: String,
+        /// How many bytes.
+        len: u64,
+        /// The size of an element.
+        size: u64,
+    },
     /// An offset or length beyond the end.
     #[error("{what}: {offset} + {len} bytes is beyond its {size} bytes")]
     OutOfRange {
@@ -154,6 +174,16 @@ pub enum Misuse {
         rank: Rank,
         /// The team asked.
         team: String,
+    },
+    /// The stream's GPU, or its context, is not that of the memory.
+    #[error("{what} is memory of {memory}, and the stream is one of {stream}")]
+    WrongDevice {
+        /// What cannot be used by the stream.
+        what: String,
+        /// Whose memory it is.
+        memory: String,
+        /// Whose stream it is.
+        stream: String,
     },
     /// Anything else, in words.
     #[error("{what}")]

@@ -26,9 +26,10 @@ impl CommActor {
         }
     }
 
-    /// Whether no kernel of this rank can see the window any more.
+    /// Whether no kernel and no view of this rank can see the window any more.
     fn is_unseen(&self, closing: &mut Closing) -> bool {
-        if !closing.hidden || !self.core.kernels.ended(&closing.running) {
+        let kernels = &self.core.kernels;
+        if !closing.hidden || !kernels.ended(&closing.running) || kernels.is_viewed(closing.struct_address) {
             return false;
         }
         closing.after.retain(|point| match point.has_passed() {
@@ -165,18 +166,20 @@ impl CommActor {
             return Flow::Continue;
         }
         let running = self.core.kernels.running().len();
+        let views = self.core.kernels.views();
         let streams = self.streams_behind();
-        if running + streams > 0 && !self.overdue {
+        if running + views + streams > 0 && !self.overdue {
             return Flow::Continue;
         }
         self.fence = None;
-        let result = if running + streams == 0 {
+        let result = if running + views + streams == 0 {
             Ok(close::close(&self.core, self.clean))
         } else {
             self.leak();
+            let rank = self.core.agreed.rank;
+            let viewed = if views == 0 { String::new() } else { format!(", {views} views") };
             let what = format!(
-                "{running} host kernels and {streams} streams of {} to end; its range stays mapped",
-                self.core.agreed.rank
+                "{running} host kernels{viewed} and {streams} streams of {rank} to end; its range stays mapped"
             );
             Err(Error::Limit { what, waited: self.core.deadline })
         };

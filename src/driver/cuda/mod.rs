@@ -3,6 +3,9 @@
 //! [`probe`] says whether there is a driver, [`CudaDriver::new`] makes a device of one GPU, [`devices`] those of a
 //! [`Config`](crate::Config).
 //!
+//! - What a program has of [`cudarc`] goes together with it: contexts ([`CudaDriver::with_context`]), streams (wherever
+//!   a [`Stream`] is taken), copies and libraries of cudarc's ([`DeviceView`]), and its launches, which take
+//!   `&`[`KernelComm`](crate::device::abi::KernelComm), `&`[`Window`](crate::Window) and `&DeviceView` as arguments.
 //! - Memory is made by `cuMemCreate`, exportable by descriptors, and by fabric handles where one was exported and
 //!   imported when the driver was made; it is mapped as a whole, which is all that the CUDA driver can do.
 //! - Every call enters the context and the relaxed mode of stream capture, and leaves both as they were: a capture of the
@@ -18,12 +21,15 @@
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]
 
 mod absent;
+mod arguments;
 mod books;
 mod enter;
 mod kernels;
+mod later;
 mod names;
 mod pinned;
 mod stream;
+mod view;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -41,6 +47,7 @@ use self::enter::Entered;
 use self::kernels::Kernels;
 use self::pinned::{CHUNK_BYTES, Chunk, FlagPage, Pool};
 use self::stream::OwnStream;
+pub use self::view::DeviceView;
 use super::{
     AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
     HandleKind, Launch, Stream,
@@ -591,6 +598,10 @@ unsafe impl Driver for CudaDriver {
             }
         };
         Ok(Some(word))
+    }
+
+    fn cuda_context(&self) -> Option<&Arc<CudaContext>> {
+        Some(&self.context)
     }
 
     fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceError> {

@@ -1,0 +1,122 @@
+//! What goes only when a stream has passed, without anybody's waiting for it.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use cudarc::driver::CudaStream;
+
+use crate::driver::passing::Passing;
+use crate::driver::{DeviceError, DeviceProblem, Driver, Stream};
+
+/// What a view keeps.
+pub(super) type Keep = Box<dyn Any + Send + Sync>;
+
+/// Something that stays until all has run that a stream holds.
+pub(super) struct Later {
+    driver: Arc<dyn Driver>,
+    stream: Arc<CudaStream>,
+    /// The stream's end, once it could be marked.
+    point: Option<Passing>,
+    keep: Keep,
+}
+
+/// Drops `keep` when the stream has passed its present end: now, if it has, or else on a thread of this module.
+pub(super) fn drop_later(driver: Arc<dyn Driver>, stream: Arc<CudaStream>, keep: Keep) {
+    let mut later = Later { driver, stream, point: None, keep };
+    let Some(mut later) = (match later.is_due() {
+        Ok(true) => None,
+        Ok(false) => Some(later),
+        Err(error) => return keep_for_ever(later, &error),
+    }) else {
+        return;
+    };
+    if let Some(thread) = thread_of_drops() {
+        match thread.send(later) {
+            Ok(()) => return,
+            Err(unsent) => later = unsent.0,
+        }
+    }
+    // There is no thread: the system has no more of them.
+    loop {
+        match later.is_due() {
+            Ok(true) => return,
+            Ok(false) => thread::yield_now(),
+            Err(error) => return keep_for_ever(later, &error),
+        }
+    }
+}
+
+impl Later {
+    /// Whether the stream has passed. One that is being captured has no end: it is marked when the capture has ended.
+    fn is_due(&mut self) -> Result<bool, DeviceError> {
+        let point = match &self.point {
+            Some(point) => point,
+            None => {
+                let stream = Stream::from(&self.stream);
+                if is_capturing(&*self.driver, stream)? {
+                    return Ok(false);
+                }
+                self.point.insert(Passing::of(&self.driver, stream)?)
+            }
+        };
+        point.has_passed()
+    }
+}
+
+/// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
+/// be asked then.
+pub(super) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
+    match driver.is_capturing(stream) {
+        Err(DeviceError { problem: DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. }, .. }) => Ok(true),
+        asked => asked,
+    }
+}
+
+/// A stream that cannot be asked may still run.
+fn keep_for_ever(later: Later, error: &DeviceError) {
+    tracing::error!(target: "symwin::driver", %error, "what a view has seen stays: its stream cannot be asked");
+    Box::leak(Box::new(later.keep));
+}
+
+/// The thread that asks the streams; `None` if it could not be started.
+fn thread_of_drops() -> Option<&'static Sender<Later>> {
+    static THREAD: OnceLock<Option<Sender<Later>>> = OnceLock::new();
+    let thread = THREAD.get_or_init(|| {
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        let spawned = thread::Builder::new().name("symwin-views".to_owned()).spawn(move || serve(&receiver));
+        spawned.ok().map(|_| sender)
+    });
+    thread.as_ref()
+}
+
+fn serve(incoming: &Receiver<Later>) {
+    let mut waiting: Vec<Later> = Vec::new();
+    loop {
+        let next = if waiting.is_empty() {
+            incoming.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            incoming.recv_timeout(POLL)
+        };
+        match next {
+            Ok(later) => waiting.push(later),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for mut later in std::mem::take(&mut waiting) {
+            match later.is_due() {
+                Ok(true) => {}
+                Ok(false) => waiting.push(later),
+                Err(error) => keep_for_ever(later, &error),
+            }
+        }
+    }
+}
+
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+const CAPTURE_IMPLICIT: u32 = 906;
+
+/// How often streams are asked: the device tells nobody when it is done.
+const POLL: Duration = Duration::from_millis(1);
