@@ -1,0 +1,120 @@
+//! The CUDA backend over `crates/fake-cuda`: what is absent, what fails, and in which order multicast objects are made.
+//! `scripts/fake-gpu` runs it, which says by `SYMWIN_FAKE_CUDA_INSTALL` where the fake driver's installer is.
+#![cfg(feature = "cuda")]
+#![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The program on GPUs of a fake driver that lacks some entry points, with these variables. `None` where nobody has built
+/// the fake driver.
+fn program(without: &[&str], variables: &[(&str, &str)], arguments: &[&str]) -> Option<Output> {
+    let installer = std::env::var_os("SYMWIN_FAKE_CUDA_INSTALL")?;
+    let folder = tempfile::tempdir().unwrap();
+    let mut install = Command::new(installer);
+    install.arg(folder.path());
+    for name in without {
+        install.args(["--without", name]);
+    }
+    assert!(install.status().unwrap().success());
+    Some(run(folder.path(), variables, arguments))
+}
+
+fn run(library: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_symwin"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FAKE_CUDA_"))
+    {
+        command.env_remove(name);
+    }
+    command.args(["run", "--backend", "cuda", "--windows", "2", "--bytes", "64K"]).args(arguments);
+    command.env("LD_LIBRARY_PATH", library).envs(variables.iter().copied()).output().unwrap()
+}
+
+#[track_caller]
+fn refused(output: &Output, words: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    words.iter().for_each(|word| assert!(said.contains(word), "{word}: {said}"));
+}
+
+#[track_caller]
+fn verified(output: &Output) {
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.contains("verified"), "{told}{said}");
+}
+
+#[test]
+fn every_absence_is_told_in_words() {
+    let nowhere = tempfile::tempdir().unwrap();
+    // Where the machine has a real driver, it is found.
+    let alone = run(nowhere.path(), &[], &[]);
+    if !alone.status.success() {
+        refused(&alone, &["libcuda was not found", "LD_LIBRARY_PATH"]);
+    }
+    let cases: [(&[&str], &[(&str, &str)], &[&str]); 6] = [
+        (&["cuMemSetAccess"], &[], &["no cuMemSetAccess", "too old"]),
+        (&["cuThreadExchangeStreamCaptureMode"], &[], &["no cuThreadExchangeStreamCaptureMode", "too old"]),
+        (&[], &[("FAKE_CUDA_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE"]),
+        (&[], &[("FAKE_CUDA_ATTRIBUTE_102", "0")], &["no virtual memory management", "GPU 0"]),
+        (&[], &[("FAKE_CUDA_ATTRIBUTE_103", "0")], &["no memory with descriptors", "GPU 0"]),
+        (&[], &[("FAKE_CUDA_MEMORY", "2097152")], &["out of memory", "available"]),
+    ];
+    for (without, variables, words) in cases {
+        let Some(output) = program(without, variables, &[]) else { return };
+        refused(&output, words);
+    }
+}
+
+#[test]
+fn what_is_optional_may_be_missing() {
+    let optional = ["cuMulticastCreate", "cuMulticastBindMem", "cuFuncLoad"];
+    let with_multicast = [("FAKE_CUDA_DEVICES", "4"), ("FAKE_CUDA_ATTRIBUTE_132", "1")];
+    let Some(output) = program(&optional, &with_multicast, &[]) else { return };
+    verified(&output);
+}
+
+#[test]
+fn threads_and_processes_on_one_gpu_and_on_several() {
+    for devices in ["1", "2", "4"] {
+        for ranks in
+            [&["--ranks", "4"][..], &["--ranks", "4", "--procs", "2"], &["--ranks", "2", "--procs", "2"]]
+        {
+            for multicast in ["0", "1"] {
+                let variables = [("FAKE_CUDA_DEVICES", devices), ("FAKE_CUDA_ATTRIBUTE_132", multicast)];
+                let Some(output) = program(&[], &variables, ranks) else { return };
+                verified(&output);
+            }
+        }
+    }
+}
+
+/// The attribute alone says nothing: where no daemon permits fabric handles, all fall back to descriptors together.
+#[test]
+fn fabric_handles_are_used_where_they_work_and_only_there() {
+    for fabric in ["works", "refused"] {
+        let Some(output) = program(&[], &[("FAKE_CUDA_FABRIC", fabric)], &["--ranks", "4", "--procs", "4"])
+        else {
+            return;
+        };
+        verified(&output);
+    }
+}
+
+/// Each call of a registration fails once: an error that says which, on the rank that had it, and no panic.
+#[test]
+fn a_call_that_fails_is_named_and_ends_cleanly() {
+    let cases = [
+        ("cuMemCreate:1:801", "CUDA_ERROR_NOT_SUPPORTED"),
+        ("cuMemMap:2:1", "CUDA_ERROR_INVALID_VALUE"),
+        ("cuMemSetAccess:2:304", "CUDA_ERROR_OPERATING_SYSTEM"),
+        ("cuStreamCreateWithPriority:2:2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuMemAddressReserve:1:2", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuEventQuery:1:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ];
+    for (fault, name) in cases {
+        let Some(output) = program(&[], &[("FAKE_CUDA_FAIL", fault)], &[]) else { return };
+        refused(&output, &[name]);
+    }
+}
