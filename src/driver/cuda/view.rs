@@ -16,9 +16,10 @@ use crate::error::{Misuse, Result};
 use crate::ids::Rank;
 use crate::{Window, WindowSlice};
 
-/// Elements of a buffer, or of a rank's part of a window, on a stream of cudarc's: cudarc's copies take it, its
-/// wrappers of cuBLAS and NCCL, and its launches as an argument. Made by [`Buffer::device_view`], [`BufferSlice::device_view`],
-/// [`WindowSlice::device_view`] and [`Window::device_view`].
+/// Elements of a buffer, or of a rank's part of a window, on a stream of cudarc's.
+///
+/// cudarc's copies take it, its wrappers of cuBLAS and NCCL, and its launches as an argument. Made by
+/// [`Buffer::device_view`], [`BufferSlice::device_view`], [`WindowSlice::device_view`] and [`Window::device_view`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,9 +45,10 @@ use crate::{Window, WindowSlice};
 ///
 /// # What it keeps
 ///
-/// The memory stays mapped while the view lives, and after that until everything has run that its stream held when it
-/// was dropped; dropping it never waits. A window may be closed meanwhile: it is given back when its last view has
-/// gone. Closing a communicator waits for views of its windows as it waits for kernels, until its deadline; drop them before.
+/// The memory stays mapped while the view lives, and after that until everything has run that its stream held when
+/// it was dropped; dropping it never waits. A window may be closed meanwhile: it is given back when its last view has
+/// gone. Closing a communicator waits for views of its windows as it waits for kernels, until its deadline; drop them
+/// before.
 ///
 /// # Streams
 ///
