@@ -465,8 +465,8 @@ fn a_lookup_among_1024_windows_takes_at_most_three_times_that_among_8() {
     assert!(times[1] <= 3 * times[0], "{times:?}");
 }
 
-/// cudarc's copies into this rank's buffer, out of it through a peer's view, and on the device; on the view's own stream,
-/// on another one, and on the default one, whether or not cudarc manages streams.
+/// cudarc's copies into this rank's buffer, out of it through a peer's view, and on the device; on the view's own
+/// stream, on another one, and on the default one, whether or not cudarc manages streams.
 #[test]
 #[ignore = "needs a GPU"]
 fn copies_of_cudarc_go_through_views() {

@@ -26,13 +26,11 @@ pub(super) struct Later {
 /// Drops `keep` when the stream has passed its present end: now, if it has, or else on a thread of this module.
 pub(super) fn drop_later(driver: Arc<dyn Driver>, stream: Arc<CudaStream>, keep: Keep) {
     let mut later = Later { driver, stream, point: None, keep };
-    let Some(mut later) = (match later.is_due() {
-        Ok(true) => None,
-        Ok(false) => Some(later),
+    match later.is_due() {
+        Ok(true) => return,
+        Ok(false) => {}
         Err(error) => return keep_for_ever(later, &error),
-    }) else {
-        return;
-    };
+    }
     if let Some(thread) = thread_of_drops() {
         match thread.send(later) {
             Ok(()) => return,

@@ -16,9 +16,10 @@ use crate::error::{Misuse, Result};
 use crate::ids::Rank;
 use crate::{Window, WindowSlice};
 
-/// Elements of a buffer, or of a rank's part of a window, on a stream of cudarc's: cudarc's copies take it, its wrappers
-/// of cuBLAS and NCCL, and its launches as an argument. Made by [`Buffer::device_view`], [`BufferSlice::device_view`],
-/// [`WindowSlice::device_view`] and [`Window::device_view`].
+/// Elements of a buffer, or of a rank's part of a window, on a stream of cudarc's.
+///
+/// cudarc's copies take it, its wrappers of cuBLAS and NCCL, and its launches as an argument. Made by
+/// [`Buffer::device_view`], [`BufferSlice::device_view`], [`WindowSlice::device_view`] and [`Window::device_view`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,9 +45,10 @@ use crate::{Window, WindowSlice};
 ///
 /// # What it keeps
 ///
-/// The memory stays mapped while the view lives, and after that until everything has run that its stream held when it
-/// was dropped; dropping it never waits. A window may be closed meanwhile: it is given back when its last view has gone.
-/// Closing a communicator waits for views of its windows as it waits for kernels, until its deadline; drop them before.
+/// The memory stays mapped while the view lives, and after that until everything has run that its stream held when
+/// it was dropped; dropping it never waits. A window may be closed meanwhile: it is given back when its last view has
+/// gone. Closing a communicator waits for views of its windows as it waits for kernels, until its deadline; drop them
+/// before.
 ///
 /// # Streams
 ///
@@ -55,8 +57,8 @@ use crate::{Window, WindowSlice};
 /// make a view for each stream. Only launches, which are unsafe, are not seen by the view when they are on another
 /// stream than its own: whoever launches keeps the view until that has passed.
 ///
-/// One copy is seen on the wrong stream: cudarc's `memcpy_dtod` from another context asks for its source on the source's
-/// own stream, and runs on the other one. Keep the source until that has passed, as with cudarc's own slices.
+/// One copy is seen on the wrong stream: cudarc's `memcpy_dtod` from another context asks for its source on the
+/// source's own stream, and runs on the other one. Keep the source until that has passed, as with cudarc's own slices.
 ///
 /// A graph into which a copy is captured does not keep the view, just as it keeps none of cudarc's slices: whoever
 /// launches the graph keeps it.
