@@ -53,7 +53,9 @@ fn every_absence_is_told_in_words() {
     if !alone.status.success() {
         refused(&alone, &["libcuda was not found", "LD_LIBRARY_PATH"]);
     }
-    let cases: [(&[&str], &[(&str, &str)], &[&str]); 6] = [
+    type Words = &'static [&'static str];
+    type Variables = &'static [(&'static str, &'static str)];
+    let cases: [(Words, Variables, Words); 6] = [
         (&["cuMemSetAccess"], &[], &["no cuMemSetAccess", "too old"]),
         (&["cuThreadExchangeStreamCaptureMode"], &[], &["no cuThreadExchangeStreamCaptureMode", "too old"]),
         (&[], &[("FAKE_CUDA_DEVICES", "0")], &["CUDA_ERROR_NO_DEVICE"]),
