@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Bench(args) => prepare().and_then(|()| bench::run(&args)).map(|()| ExitCode::SUCCESS),
         Command::Child => prepare().and_then(|()| child::run()).map(|()| ExitCode::SUCCESS),
-        Command::Run(args) => prepare().and_then(|()| run::run(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Run(args) => prepare_streams().and_then(|()| run::run(&args)).map(|()| ExitCode::SUCCESS),
         Command::Sim(args) => prepare().and_then(|()| sim::run(&args)),
         // The programs that these start find limits and environment as they were.
         Command::Launch(args) => launch::run(&args),
@@ -63,9 +63,14 @@ fn main() -> ExitCode {
     })
 }
 
+/// What ranks need that wait for each other on one GPU, however many they are.
+fn prepare_streams() -> anyhow::Result<()> {
+    backend::serve_all_streams();
+    prepare()
+}
+
 /// What ranks in this process need.
 fn prepare() -> anyhow::Result<()> {
-    backend::serve_all_streams();
     raise_descriptor_limit();
     start_log()
 }

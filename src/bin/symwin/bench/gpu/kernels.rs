@@ -25,7 +25,7 @@ pub(crate) struct Entry {
     /// For people.
     pub(crate) title: &'static str,
     /// Makes it on one rank; all ranks do so together.
-    pub(crate) make: for<'a> fn(&'a Communicator, Race) -> anyhow::Result<Contestant<'a>>,
+    pub(crate) make: for<'a> fn(&'a Communicator, &'a Queue, Race) -> anyhow::Result<Contestant<'a>>,
 }
 
 /// What is compared, the library's first, then the bare one.
@@ -44,15 +44,14 @@ const BARRIER_BARE: Entry = Entry { name: "bare", title: "bare barrier kernel", 
 
 /// A kernel that is ready to be started on one rank, as often as one likes.
 pub(crate) struct Contestant<'a> {
-    queue: Queue,
+    queue: &'a Queue,
     start: Box<dyn Fn(Stream) -> anyhow::Result<()> + 'a>,
 }
 
 impl<'a> Contestant<'a> {
     /// `start` queues it once, and keeps all that it works on.
-    fn new(comm: &Communicator, start: impl Fn(Stream) -> anyhow::Result<()> + 'a) -> anyhow::Result<Self> {
-        let driver = Arc::clone(comm.alloc(1)?.driver());
-        Ok(Self { queue: Queue::new(driver)?, start: Box::new(start) })
+    fn new(queue: &'a Queue, start: impl Fn(Stream) -> anyhow::Result<()> + 'a) -> Self {
+        Self { queue, start: Box::new(start) }
     }
 
     /// A sample's work.
@@ -79,15 +78,17 @@ impl Drop for Contestant<'_> {
     }
 }
 
-fn all_reduce(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'_>> {
+fn all_reduce<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> anyhow::Result<Contestant<'a>> {
     let Race::AllReduce { bytes, dtype } = race else { anyhow::bail!("no all-reduce") };
     let bytes = usize::try_from(bytes)?;
     let register = || anyhow::Ok(comm.register(&comm.alloc_own(bytes)?, WindowFlags::COLL_SYMMETRIC)?);
     let (send, recv) = (register()?.slice(0..bytes)?, register()?.slice(0..bytes)?);
-    Contestant::new(comm, move |stream| Ok(comm.all_reduce_on(stream, &send, &recv, dtype, ReduceOp::Sum)?))
+    Ok(Contestant::new(queue, move |stream| {
+        Ok(comm.all_reduce_on(stream, &send, &recv, dtype, ReduceOp::Sum)?)
+    }))
 }
 
-fn one_shot_bare(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'_>> {
+fn one_shot_bare<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> anyhow::Result<Contestant<'a>> {
     let Race::AllReduce { bytes, .. } = race else { anyhow::bail!("no all-reduce") };
     let vectors = bytes / 16;
     ensure!(
@@ -98,20 +99,20 @@ fn one_shot_bare(comm: &Communicator, race: Race) -> anyhow::Result<Contestant<'
     let output = comm.alloc_own(usize::try_from(bytes)?.max(1))?;
     let aux = output.address() as u64;
     let shape = (blocks, 512);
-    by_hand(comm, "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, output)
+    by_hand((comm, queue), "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, output)
 }
 
-fn barrier(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
-    by_hand(comm, "symwin_bench_barrier", (1, 32), 0, ROUNDS.into(), 0, ())
+fn barrier<'a>(comm: &'a Communicator, queue: &'a Queue, _: Race) -> anyhow::Result<Contestant<'a>> {
+    by_hand((comm, queue), "symwin_bench_barrier", (1, 32), 0, ROUNDS.into(), 0, ())
 }
 
-fn barrier_bare(comm: &Communicator, _: Race) -> anyhow::Result<Contestant<'_>> {
-    by_hand(comm, "symwin_bench_barrier_bare", (1, 32), 0, ROUNDS.into(), 0, ())
+fn barrier_bare<'a>(comm: &'a Communicator, queue: &'a Queue, _: Race) -> anyhow::Result<Contestant<'a>> {
+    by_hand((comm, queue), "symwin_bench_barrier_bare", (1, 32), 0, ROUNDS.into(), 0, ())
 }
 
 /// A kernel of `kernels/bench.cu` over a window of its own: words of barriers in its first 64 KiB, then `bytes` of data.
 fn by_hand<'a>(
-    comm: &'a Communicator,
+    (comm, queue): (&'a Communicator, &'a Queue),
     kernel: &'static str,
     (blocks, threads): (u32, u32),
     bytes: usize,
@@ -128,24 +129,25 @@ fn by_hand<'a>(
     let words = [memory, comm.stride(), result.address() as u64, count, aux];
     let parameter = [dev_comm.device().to_kernel().as_bytes(), words.as_bytes()].concat();
     let driver = Arc::clone(buffer.driver());
-    Contestant::new(comm, move |stream| {
+    Ok(Contestant::new(queue, move |stream| {
         // What the kernel works on lives as long as this.
         let _keeps = (&window, &dev_comm, &result, &keeps);
         let launch = Launch { kernel, blocks, threads, parameter: &parameter };
         // SAFETY: the parameter is that of the kernels in `bench.cu`, and what it leads to is kept here; a contestant
         // waits for its stream before it goes.
         Ok(unsafe { driver.launch(stream, &launch) }?)
-    })
+    }))
 }
 
-/// A stream.
-struct Queue {
+/// A rank's stream of kernels.
+pub(crate) struct Queue {
     driver: Arc<dyn Driver>,
     stream: Stream,
 }
 
 impl Queue {
-    fn new(driver: Arc<dyn Driver>) -> anyhow::Result<Self> {
+    pub(crate) fn new(comm: &Communicator) -> anyhow::Result<Self> {
+        let driver = Arc::clone(comm.alloc_own(1)?.driver());
         Ok(Self { stream: driver.stream_create()?, driver })
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use symwin::Communicator;
 use symwin::coll::DType;
 
-use self::kernels::{Contestant, Entry, entries};
+use self::kernels::{Contestant, Entry, Queue, entries};
 use super::cli::OutputArgs;
 use super::lineup::LineUp;
 use super::meter::{self, Meter, RankSamples};
@@ -119,7 +119,10 @@ pub(crate) fn run(world: &World, races: &[Race], output: &OutputArgs) -> anyhow:
 pub(crate) fn rank(comm: Communicator, plan: &Plan, progress: &dyn Progress) -> anyhow::Result<RankSamples> {
     let lineup = LineUp::by_messages(&comm, &plan.mesh)?;
     let mut meter = Meter::new(&comm, &lineup, progress);
-    let make = |entry: &'static Entry| Ok((entry, (entry.make)(&comm, plan.race)?));
+    // All ranks make theirs before any other stream: neighbours have queues of their own in the CUDA driver.
+    let queue = Queue::new(&comm)?;
+    lineup.wait()?;
+    let make = |entry: &'static Entry| Ok((entry, (entry.make)(&comm, &queue, plan.race)?));
     let contestants: Vec<(&Entry, Contestant<'_>)> =
         entries(plan.race).iter().map(make).collect::<anyhow::Result<_>>()?;
     for round in 0..WARM + plan.samples {
@@ -131,6 +134,7 @@ pub(crate) fn rank(comm: Communicator, plan: &Plan, progress: &dyn Progress) -> 
     let (rank, device) = (comm.rank().get(), comm.device().name.clone());
     let told = RankSamples { rank, device, series: meter.end(), ..RankSamples::default() };
     drop(contestants);
+    drop(queue);
     lineup.end()?;
     comm.finalize()?;
     Ok(told)
