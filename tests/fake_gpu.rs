@@ -3,8 +3,17 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
 
+mod common;
+
 use std::path::Path;
 use std::process::{Command, Output};
+
+use common::device::{Device, on_gpus};
+use common::*;
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use symwin::DevCommRequirements;
+use symwin::driver::DeviceProblem;
 
 /// The program on GPUs of a fake driver that lacks some entry points, with these variables. `None` where nobody has built
 /// the fake driver.
@@ -119,4 +128,74 @@ fn a_call_that_fails_is_named_and_ends_cleanly() {
         let Some(output) = program(&[], &[("FAKE_CUDA_FAIL", fault)], &[]) else { return };
         refused(&output, &[name]);
     }
+}
+
+/// The user captures a stream while the runtime allocates, maps, copies, and asks for events.
+#[test]
+fn a_registration_amid_a_capture_breaks_nothing() {
+    if !on_gpus() {
+        return;
+    }
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let begin = || stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    let end = || {
+        stream
+            .end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
+            .map(drop)
+    };
+    for layout in LAYOUTS {
+        begin();
+        let ranks = world(layout);
+        let buffers = buffers(&ranks, 8192);
+        let windows = windows(&ranks, &buffers);
+        check_pointers(&ranks, &windows, &buffers);
+        drop((windows, buffers));
+        finalize(ranks);
+        end().unwrap();
+    }
+    // What others would have done to it: the driver's rules are in force.
+    let event = context.new_event(None).unwrap();
+    begin();
+    assert!(context.synchronize().is_err(), "no call that CUDA calls unsafe is allowed meanwhile");
+    assert!(end().is_err(), "and it has ended the capture");
+    drop(event);
+}
+
+/// Multicast objects are made, every device is added before anything is bound, and all is given back; the fake driver
+/// refuses any other order.
+#[test]
+fn multicast_objects_are_made_in_the_drivers_order() {
+    if !on_gpus() || std::env::var("FAKE_CUDA_ATTRIBUTE_132").as_deref() != Ok("1") {
+        return;
+    }
+    for layout in LAYOUTS {
+        let ranks = world(layout);
+        let buffers = buffers(&ranks, 8192);
+        let old = windows(&ranks, &buffers);
+        let devs = dev_comms(&ranks, &DevCommRequirements::new().lsa_multimem(true));
+        let new = windows(&ranks, &buffers);
+        for ((comm, dev), windows) in ranks.iter().zip(&devs).zip(old.iter().zip(&new)) {
+            let base = dev.device().lsa_multimem.base;
+            assert_ne!(base, 0);
+            for window in [windows.0, windows.1] {
+                let pointer = window.multicast_ptr(comm.lsa_team().unwrap(), 8).unwrap();
+                assert_eq!(pointer.addr() as u64, base + window.offset() + 8);
+            }
+        }
+        check_pointers(&ranks, &new, &buffers);
+        drop((old, new, devs, buffers));
+        finalize(ranks);
+    }
+    let gpu = Device::new().driver();
+    let size = usize::try_from(gpu.info().granularity).unwrap();
+    let (object, memory) = (gpu.multicast_create(size, 2).unwrap(), gpu.create(size).unwrap());
+    gpu.multicast_add_device(object).unwrap();
+    let refused = gpu.multicast_bind(object, 0, memory, size).unwrap_err();
+    assert!(
+        matches!(refused.problem, DeviceProblem::Cuda { code: 401, .. }),
+        "one device is missing: {refused}"
+    );
+    gpu.release(object).unwrap();
+    gpu.release(memory).unwrap();
 }
