@@ -47,14 +47,18 @@ mod tests {
 
     fn world(deadline: Duration) -> (Vec<Communicator>, Vec<Window>) {
         let ranks = Communicator::in_process_with(2, &Config::new().deadline(deadline)).unwrap();
+        let windows = register(&ranks);
+        (ranks, windows)
+    }
+
+    fn register(ranks: &[Communicator]) -> Vec<Window> {
         let group = Group::start();
         let pending: Vec<_> = ranks
             .iter()
             .map(|comm| group.register(comm, comm.alloc_own(4096).unwrap(), WindowFlags::empty()))
             .collect();
         group.end().unwrap();
-        let windows = pending.into_iter().map(|window| window.wait().unwrap()).collect();
-        (ranks, windows)
+        pending.into_iter().map(|window| window.wait().unwrap()).collect()
     }
 
     fn memories(comm: &Communicator) -> usize {
@@ -71,13 +75,7 @@ mod tests {
 
     /// Windows that are closed at once, for which the actors have work to do.
     fn registers_and_closes(ranks: &[Communicator]) {
-        let group = Group::start();
-        let pending: Vec<_> = ranks
-            .iter()
-            .map(|comm| group.register(comm, comm.alloc_own(4096).unwrap(), WindowFlags::empty()))
-            .collect();
-        group.end().unwrap();
-        pending.into_iter().for_each(|window| window.wait().unwrap().close().unwrap());
+        register(ranks).iter().for_each(|window| window.close().unwrap());
     }
 
     #[test]

@@ -446,7 +446,7 @@ pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the device says.
     fn stream_create(&self) -> Result<Stream, DeviceError>;
 
-    /// Drops a stream; what it holds still runs. Where that takes its time, events stay; elsewhere they go with it.
+    /// Drops a stream; what it holds still runs, and its events stay until they are found passed or destroyed.
     ///
     /// # Errors
     /// `InvalidHandle`.

@@ -136,7 +136,9 @@ pub enum Misuse {
         message: String,
     },
     /// An address is not aligned to the elements that are to lie there.
-    #[error("{what}: address {address:#x} is no multiple of {align}, to which its elements must be aligned")]
+    #[error(
+        "{what}: address {address:#x} is no multiple of {align}, to which its elements must be aligned; begin there"
+    )]
     Misaligned {
         /// Of what.
         what: String,
@@ -146,7 +148,7 @@ pub enum Misuse {
         align: u64,
     },
     /// A length is not one of whole elements.
-    #[error("{what}: {len} bytes are no whole number of elements of {size} bytes")]
+    #[error("{what}: {len} bytes are no whole number of elements of {size} bytes; take a slice that is one")]
     NotWhole {
         /// Of what.
         what: String,
@@ -176,7 +178,9 @@ pub enum Misuse {
         team: String,
     },
     /// The stream's GPU, or its context, is not that of the memory.
-    #[error("{what} is memory of {memory}, and the stream is one of {stream}")]
+    #[error(
+        "{what} is memory of {memory}, and the stream is one of {stream}: take a stream of the memory's own context"
+    )]
     WrongDevice {
         /// What cannot be used by the stream.
         what: String,

@@ -4,7 +4,6 @@
 //! NULL points to as much as the driver's documentation says. All use of raw pointers to arguments is in this file.
 
 use std::ffi::{CStr, c_char};
-use std::fmt;
 
 use crate::code::{Code, Done};
 
@@ -125,27 +124,6 @@ impl Text {
 /// Reads from an address that an argument named.
 pub(crate) fn at<T>(address: usize) -> In<T> {
     In(std::ptr::with_exposed_provenance(address))
-}
-
-impl<T> fmt::Debug for Out<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_null() { "null" } else { "out" })
-    }
-}
-
-impl<T> fmt::Debug for In<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:p}", self.0)
-    }
-}
-
-impl fmt::Debug for Text {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.get() {
-            Ok(text) => write!(f, "{text:?}"),
-            Err(_) => f.write_str("null"),
-        }
-    }
 }
 
 pub(crate) const LOCATION_DEVICE: u32 = 1;

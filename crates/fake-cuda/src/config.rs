@@ -32,8 +32,6 @@ pub(crate) struct Config {
     pub(crate) fabric: Fabric,
     /// FAKE_CUDA_FAIL: (call, n-th, code).
     pub(crate) failures: Vec<(String, u64, u32)>,
-    /// FAKE_CUDA_LOG: how many lines are kept.
-    pub(crate) log_lines: usize,
 }
 
 /// Whether there are fabric handles.
@@ -41,6 +39,8 @@ pub(crate) struct Config {
 pub(crate) enum Fabric {
     None,
     Works,
+    /// They work, and no memory is exported by a descriptor.
+    Only,
     /// The attribute says so, but no daemon permits it.
     Refused,
 }
@@ -70,11 +70,11 @@ impl Config {
             attributes: attributes(),
             fabric: match text("FABRIC").as_deref() {
                 Some("works") => Fabric::Works,
+                Some("only") => Fabric::Only,
                 Some("refused") => Fabric::Refused,
                 _ => Fabric::None,
             },
             failures: text("FAIL").map(|list| failures(&list)).unwrap_or_default(),
-            log_lines: size("LOG", 65_536),
         }
     }
 }

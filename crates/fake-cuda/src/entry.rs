@@ -1,4 +1,4 @@
-//! What all entry points have in common: one lock, the log, failures on demand, and the checks that come before the
+//! What all entry points have in common: one lock, failures on demand, and the checks that come before the
 //! call's own work. A panic becomes `CUDA_ERROR_UNKNOWN`: it must not pass through C.
 
 use std::panic::AssertUnwindSafe;
@@ -18,21 +18,17 @@ pub(crate) struct Rules {
     context: bool,
     /// CUDA's documentation calls these "potentially unsafe" while a stream captures.
     unsafe_in_capture: bool,
-    logged: bool,
 }
 
 impl Rules {
     /// May come before `cuInit`.
-    pub(crate) const NOTHING: Self =
-        Self { initialized: false, context: false, unsafe_in_capture: false, logged: true };
+    pub(crate) const NOTHING: Self = Self { initialized: false, context: false, unsafe_in_capture: false };
     /// After `cuInit`.
     pub(crate) const INIT: Self = Self { initialized: true, ..Self::NOTHING };
     /// With a current context.
     pub(crate) const CONTEXT: Self = Self { context: true, ..Self::INIT };
     /// With a current context, and not while a stream captures.
     pub(crate) const CONTEXT_NO_CAPTURE: Self = Self { unsafe_in_capture: true, ..Self::CONTEXT };
-    /// A test's own question: not a call of the driver.
-    pub(crate) const TEST: Self = Self { logged: false, ..Self::NOTHING };
 }
 
 /// Makes entry points: C functions of the driver's names, whose bodies get the state and give a `Done`.
@@ -42,28 +38,16 @@ macro_rules! entry {
         // SAFETY: no other library of the process defines the driver's symbols but the driver that this one stands for.
         #[unsafe(no_mangle)]
         extern "C" fn $name($($arg: $ty),*) -> $crate::code::Code {
-            let arguments: &[(&str, &dyn std::fmt::Debug)] = &[$((stringify!($arg), &$arg)),*];
-            $crate::entry::run(stringify!($name), $crate::entry::Rules::$rules, arguments, |$state| $body)
+            $crate::entry::run(stringify!($name), $crate::entry::Rules::$rules, |$state| $body)
         }
     )* };
 }
 
 /// Runs an entry point's body under the lock.
-pub(crate) fn run(
-    name: &'static str,
-    rules: Rules,
-    arguments: &[(&str, &dyn std::fmt::Debug)],
-    body: impl FnOnce(&mut Guard) -> Done,
-) -> Code {
+pub(crate) fn run(name: &'static str, rules: Rules, body: impl FnOnce(&mut Guard) -> Done) -> Code {
     let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let mut state = state::lock();
-        // The line is written first: a call that waits is in the log while it waits.
-        let line = rules.logged.then(|| state.log.begin(name, arguments));
-        let done = before(&mut state, name, rules).and_then(|()| body(&mut state));
-        if let Some(line) = line {
-            state.log.end(line, done.err());
-        }
-        done
+        before(&mut state, name, rules).and_then(|()| body(&mut state))
     }));
     match done {
         Ok(Ok(())) => Code(0),
@@ -73,9 +57,7 @@ pub(crate) fn run(
 }
 
 fn before(state: &mut State, name: &'static str, rules: Rules) -> Done {
-    if rules.logged {
-        state.faults.count(name)?;
-    }
+    state.faults.count(name)?;
     if rules.initialized && !state.initialized {
         return Err(Code::NOT_INITIALIZED);
     }

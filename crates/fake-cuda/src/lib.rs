@@ -21,13 +21,11 @@
 //! | `FAKE_CUDA_NAME` | of the devices | Fake GPU |
 //! | `FAKE_CUDA_HOST_ACCESS` | whether symwin's host code may touch device memory | 1 |
 //! | `FAKE_CUDA_PEER_ACCESS` | whether devices reach each other | 1 |
-//! | `FAKE_CUDA_FABRIC` | `none`, `works`, or `refused`: the attribute says yes and the calls say no | none |
+//! | `FAKE_CUDA_FABRIC` | `none`, `works`, `only` (no descriptors are exported), `refused` (only the attribute says yes) | none |
 //! | `FAKE_CUDA_ATTRIBUTE_n` | the value of device attribute n; 132 is multicast | a device that lacks that |
 //! | `FAKE_CUDA_FAIL` | `call:nth:code,...`: the process's n-th call gives the code and does nothing | |
-//! | `FAKE_CUDA_LOG` | lines of the log of calls that are kept | 65536 |
 //!
 //! Entry points are taken away when the library is installed: `fake-cuda-install FOLDER --without cuMulticastCreate`.
-//! Tests ask it by entry points of its own, in `ask.rs`.
 
 #[macro_use]
 mod entry;
@@ -42,11 +40,17 @@ mod device;
 mod faults;
 mod file;
 mod host;
-mod log;
 mod memory;
 mod module;
 mod multicast;
 mod range;
 mod state;
 mod stream;
+
+// As symwin copies memory that host code may touch meanwhile: in the same words.
+#[cfg(target_arch = "x86_64")]
+#[path = "../../../src/driver/vectors.rs"]
+mod vectors;
+#[allow(dead_code, reason = "this library does not fill by it")]
+#[path = "../../../src/driver/words.rs"]
 mod words;

@@ -1,7 +1,6 @@
 //! Device memory: handles, address ranges, mappings and access.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 
@@ -119,11 +118,6 @@ impl Memory {
         }
         true
     }
-
-    /// How many are alive: allocations, mappings, reservations.
-    pub(crate) fn counts(&self) -> (usize, usize, usize) {
-        (self.allocations.len() + self.plain.len(), self.mappings.len(), self.reservations.len())
-    }
 }
 
 fn check_property(property: &AllocationProp) -> Done {
@@ -143,18 +137,7 @@ fn check_fabric(handle_types: u32) -> Done {
         _ if handle_types & HANDLE_FABRIC == 0 => Ok(()),
         Fabric::None => Err(Code::NOT_SUPPORTED),
         Fabric::Refused => Err(Code::NOT_PERMITTED),
-        Fabric::Works => Ok(()),
-    }
-}
-
-/// Where an exported handle goes: an int for a descriptor, 64 bytes for a fabric handle.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct Shareable(Out<i32>);
-
-impl fmt::Debug for Shareable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        Fabric::Works | Fabric::Only => Ok(()),
     }
 }
 
@@ -217,15 +200,17 @@ entry! {
         })
     }
 
-    [CONTEXT] fn cuMemExportToShareableHandle(to: Shareable, handle: u64, kind: u32, flags: u64) |state| {
-        to.0.check()?;
+    [CONTEXT] fn cuMemExportToShareableHandle(to: Out<i32>, handle: u64, kind: u32, flags: u64) |state| {
+        to.check()?;
         let allocation = state.memory.get(handle)?;
         if flags != 0 || allocation.kind.handle_types & kind == 0 {
             return Err(Code::INVALID_VALUE);
         }
         match kind {
-            HANDLE_DESCRIPTOR => to.0.put(file::duplicate(&allocation.file)?.into_raw_fd()),
-            HANDLE_FABRIC => to.0.cast::<[u8; FABRIC_BYTES]>().put(file::to_fabric(&allocation.file)),
+            HANDLE_DESCRIPTOR if CONFIG.fabric == Fabric::Only => Err(Code::NOT_PERMITTED),
+            HANDLE_DESCRIPTOR => to.put(file::duplicate(&allocation.file)?.into_raw_fd()),
+            // 64 bytes, in place of an int.
+            HANDLE_FABRIC => to.cast::<[u8; FABRIC_BYTES]>().put(file::to_fabric(&allocation.file)),
             _ => Err(Code::INVALID_VALUE),
         }
     }

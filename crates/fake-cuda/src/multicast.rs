@@ -66,12 +66,6 @@ impl State {
         let kind = allocation.kind;
         allocation.multicast.as_mut().map(|object| (kind, object)).ok_or(Code::INVALID_VALUE)
     }
-
-    /// Bindings that were not taken away.
-    pub(crate) fn bindings(&self) -> usize {
-        let objects = self.memory.allocations.values().filter_map(|allocation| allocation.multicast.as_ref());
-        objects.map(|object| object.bindings.len()).sum()
-    }
 }
 
 entry! {

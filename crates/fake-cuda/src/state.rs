@@ -9,7 +9,6 @@ use crate::context::Contexts;
 use crate::entry::Guard;
 use crate::faults::Faults;
 use crate::host::Host;
-use crate::log::Log;
 use crate::memory::Memory;
 use crate::module::Modules;
 use crate::stream::Streams;
@@ -24,7 +23,6 @@ pub(crate) struct State {
     pub(crate) streams: Streams,
     pub(crate) captures: Captures,
     pub(crate) modules: Modules,
-    pub(crate) log: Log,
     pub(crate) faults: Faults,
     next: u64,
 }
@@ -38,8 +36,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         streams: Streams::default(),
         captures: Captures::default(),
         modules: Modules::default(),
-        log: Log::default(),
-        faults: Faults::new(),
+        faults: Faults::default(),
         next: 0x1000,
     })
 });

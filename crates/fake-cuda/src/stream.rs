@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::abi::{In, Out};
 use crate::code::{Code, Done};
-use crate::config::CONFIG;
 use crate::entry::Guard;
 use crate::state::{self, State};
 use crate::words;
@@ -86,18 +85,6 @@ struct Event {
 pub(crate) struct Streams {
     streams: BTreeMap<u64, Stream>,
     events: BTreeMap<u64, Event>,
-}
-
-impl Streams {
-    /// Streams that were not destroyed, without default ones.
-    pub(crate) fn live(&self) -> usize {
-        let devices = u64::from(CONFIG.devices.unsigned_abs());
-        self.streams.range(devices..).filter(|(_, stream)| !stream.is_destroyed).count()
-    }
-
-    pub(crate) fn live_events(&self) -> usize {
-        self.events.len()
-    }
 }
 
 impl State {

@@ -27,7 +27,7 @@ impl Owner {
 
 /// A reserved range.
 #[derive(Debug)]
-struct Reserved {
+pub(super) struct Reserved {
     size: usize,
     owner: Owner,
     /// Size and maker of each mapping by address: they must go before the range does.
@@ -60,13 +60,15 @@ impl Ledger {
         self.handles.entry(handle).or_insert(Held { owner, references: 0 }).references += 1;
     }
 
-    pub(super) fn released(&mut self, handle: u64) {
-        if let Some(held) = self.handles.get_mut(&handle) {
-            held.references -= 1;
-            if held.references == 0 {
-                self.handles.remove(&handle);
-            }
+    /// Takes a reference out. Gives its owner, if there was one.
+    pub(super) fn released(&mut self, handle: u64) -> Option<Owner> {
+        let held = self.handles.get_mut(&handle)?;
+        let owner = held.owner;
+        held.references -= 1;
+        if held.references == 0 {
+            self.handles.remove(&handle);
         }
+        Some(owner)
     }
 
     pub(super) fn reserved(&mut self, base: usize, size: usize, owner: Owner) {
@@ -79,8 +81,14 @@ impl Ledger {
         Some(crate::driver::range::runs(found.mappings.iter().map(|(&at, &(len, _))| (at, len)).collect()))
     }
 
-    pub(super) fn freed(&mut self, base: usize) {
-        self.reservations.remove(&base);
+    /// Takes a range out.
+    pub(super) fn freed(&mut self, base: usize) -> Option<Reserved> {
+        self.reservations.remove(&base)
+    }
+
+    /// Puts it in again.
+    pub(super) fn not_freed(&mut self, base: usize, reserved: Reserved) {
+        self.reservations.insert(base, reserved);
     }
 
     pub(super) fn mapped(&mut self, address: usize, size: usize, owner: Owner) {

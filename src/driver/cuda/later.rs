@@ -1,6 +1,7 @@
 //! What goes only when a stream has passed, without anybody's waiting for it.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -31,19 +32,13 @@ pub(super) fn drop_later(driver: Arc<dyn Driver>, stream: Arc<CudaStream>, keep:
         Ok(false) => {}
         Err(error) => return keep_for_ever(later, &error),
     }
-    if let Some(thread) = thread_of_drops() {
-        match thread.send(later) {
-            Ok(()) => return,
-            Err(unsent) => later = unsent.0,
-        }
-    }
-    // There is no thread: the system has no more of them.
-    loop {
-        match later.is_due() {
-            Ok(true) => return,
-            Ok(false) => thread::yield_now(),
-            Err(error) => return keep_for_ever(later, &error),
-        }
+    let unsent = match thread_of_drops() {
+        Some(thread) => thread.send(later).err().map(|unsent| unsent.0),
+        None => Some(later),
+    };
+    if let Some(later) = unsent {
+        // A drop does not wait, and nobody may wait without a deadline.
+        keep_for_ever(later, &"the system has no thread for it: raise the limit of threads");
     }
 }
 
@@ -74,8 +69,8 @@ pub(super) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, 
 }
 
 /// A stream that cannot be asked may still run.
-fn keep_for_ever(later: Later, error: &DeviceError) {
-    tracing::error!(target: "symwin::driver", %error, "what a view has seen stays: its stream cannot be asked");
+fn keep_for_ever(later: Later, why: &dyn fmt::Display) {
+    tracing::error!(target: "symwin::driver", %why, "what a view has seen stays mapped: its stream cannot be asked");
     Box::leak(Box::new(later.keep));
 }
 

@@ -17,7 +17,7 @@
 //!   streams of a process by eight queues, and a kernel waits for those before it in its queue, whatever their streams.
 //!   `CUDA_DEVICE_MAX_CONNECTIONS=32`, set before CUDA starts, gives each of up to 32 streams a queue (`symwin run` does so),
 //!   at a price: with more than eight an H200 served kernels that wait for each other in turns, and a barrier that takes
-//!   1 us with eight did not do its 10,000 rounds in 14 s. Who has up to eight streams with such kernels makes
+//!   1 us with eight did not get through its benchmark in 14 s. Who has up to eight streams with such kernels makes
 //!   them one after the other, before all others, and leaves it at eight.
 //! - Multicast objects are made only where the device and the driver have them and neither `SYMWIN_MULTICAST=0` nor
 //!   `NCCL_NVLS_ENABLE=0` is set.
@@ -285,10 +285,14 @@ unsafe impl Driver for CudaDriver {
 
     fn release(&self, handle: Handle) -> Result<(), DeviceError> {
         let _entered = self.enter(Call::Release)?;
+        // Another thread may be given the number as soon as it is free: the entry goes before.
+        let owner = Ledger::with(|ledger| ledger.released(handle.0));
         // SAFETY: the CUDA driver knows its handles and refuses others.
-        check(Call::Release, unsafe { sys::cuMemRelease(handle.0) })?;
-        Ledger::with(|ledger| ledger.released(handle.0));
-        Ok(())
+        let released = check(Call::Release, unsafe { sys::cuMemRelease(handle.0) });
+        if let (Err(_), Some(owner)) = (&released, owner) {
+            Ledger::with(|ledger| ledger.obtained(handle.0, owner));
+        }
+        released
     }
 
     /// Memory that cannot be shared is refused here, whether or not this communicator has other processes: a program
@@ -406,10 +410,14 @@ unsafe impl Driver for CudaDriver {
             unsafe { self.unmap(address, size) }.map_err(|error| DeviceError::new(call, error.problem))?;
         }
         let _entered = self.enter(call)?;
-        // SAFETY: a whole reservation, as the ledger says, that nobody uses, as the caller says.
-        check(call, unsafe { sys::cuMemAddressFree(base as u64, size) })?;
-        Ledger::with(|ledger| ledger.freed(base));
-        Ok(())
+        // Another thread may be given the addresses as soon as they are free: the entry goes before.
+        let entry = Ledger::with(|ledger| ledger.freed(base));
+        // SAFETY: a whole reservation, as the ledger said, that nobody uses, as the caller says.
+        let freed = check(call, unsafe { sys::cuMemAddressFree(base as u64, size) });
+        if let (Err(_), Some(entry)) = (&freed, entry) {
+            Ledger::with(|ledger| ledger.not_freed(base, entry));
+        }
+        freed
     }
 
     unsafe fn map(

@@ -198,7 +198,8 @@ impl BufferSlice {
         T: DeviceRepr + FromBytes + IntoBytes,
     {
         let (address, len, driver) = (self.address(), self.len(), self.buffer().driver());
-        let place = Place { what: "a buffer", address, len, driver };
+        let what = &format!("the buffer at {:#x} of {len} bytes", address);
+        let place = Place { what, address, len, driver };
         Ok(DeviceView::new(&place, stream, Box::new(self.buffer().clone()))?)
     }
 }

@@ -147,6 +147,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(comm: &Communicator) -> anyhow::Result<Self> {
+        // Memory of its own: a slab would bring a stream with it, for its zeroes.
         let driver = Arc::clone(comm.alloc_own(1)?.driver());
         Ok(Self { stream: driver.stream_create()?, driver })
     }
