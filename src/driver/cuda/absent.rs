@@ -112,7 +112,7 @@ pub fn probe() -> Result<(), Absent> {
     // The error's own text would call into the driver: only its code is used.
     result::init().map_err(|error| {
         let code = error.0 as u32;
-        Absent::Init { code, name: super::names::name(code) }
+        Absent::Init { code, name: super::failures::name(code) }
     })
 }
 

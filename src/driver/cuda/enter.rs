@@ -11,7 +11,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::check;
+use super::failures::check;
 use crate::driver::{Call, DeviceError};
 
 /// While it lives, driver calls of this thread are made in a context and in the relaxed mode.

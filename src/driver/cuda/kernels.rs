@@ -10,7 +10,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::check;
+use super::failures::check;
 use crate::device::images::{self, Image};
 use crate::driver::{Call, DeviceError, DeviceProblem, Launch};
 

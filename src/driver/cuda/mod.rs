@@ -26,29 +26,35 @@
 mod absent;
 mod arguments;
 mod books;
+mod devices;
 mod enter;
+mod failures;
 mod kernels;
 mod later;
-mod names;
 mod pinned;
+mod property;
 mod stream;
 mod view;
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaContext, CudaStream, sys};
+use cudarc::driver::{CudaContext, sys};
 use parking_lot::Mutex;
 
 pub use self::absent::{Absent, probe};
 use self::books::{Books, Ledger, Owner};
+pub use self::devices::devices;
 use self::enter::Entered;
+use self::failures::{check, failed, unknown};
 use self::kernels::Kernels;
 use self::pinned::{CHUNK_BYTES, Chunk, FlagPage, Pool};
+use self::property::{
+    DESCRIPTORS, FABRIC, device_location, fabric_type, fabric_works, granularity, property,
+};
 use self::stream::OwnStream;
 pub use self::view::DeviceView;
 use super::{
@@ -56,8 +62,7 @@ use super::{
     HandleKind, Launch, Stream,
 };
 use crate::device::images::MULTICAST_GENERATION;
-use crate::error::{Error, Misuse, Result};
-use crate::ids::Rank;
+use crate::error::{Error, Result};
 
 /// What is alive in a [`CudaDriver`], for leak tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -212,47 +217,6 @@ impl CudaDriver {
             std::thread::yield_now();
         }
         stream::destroy_event(call, event)
-    }
-}
-
-/// Devices for [`Config::devices`](crate::Config::devices): `ranks_per_gpu` consecutive ranks on each GPU that the process
-/// sees, or in turns where that is not said. Ranks of one process on one GPU share its driver.
-pub fn devices(
-    ranks_per_gpu: Option<u32>,
-) -> impl Fn(Rank) -> Result<Arc<dyn Driver>> + Send + Sync + 'static {
-    let made: Mutex<HashMap<usize, Weak<CudaDriver>>> = Mutex::default();
-    move |rank| {
-        probe()?;
-        let count = CudaContext::device_count().map_err(|error| failed(Call::Create, error.0))?;
-        let count = u32::try_from(count).unwrap_or(0);
-        let ordinal = match ranks_per_gpu {
-            Some(0) => {
-                let (name, why) = ("ranks per GPU".to_owned(), "at least 1".to_owned());
-                return Err(Misuse::BadSetting { name, value: "0".to_owned(), why }.into());
-            }
-            Some(ranks) => rank.get() / ranks,
-            None => rank.get() % count.max(1),
-        } as usize;
-        let mut made = made.lock();
-        if let Some(driver) = made.get(&ordinal).and_then(Weak::upgrade) {
-            return Ok(driver);
-        }
-        let driver = CudaDriver::new(ordinal)?;
-        made.insert(ordinal, Arc::downgrade(&driver));
-        Ok(driver)
-    }
-}
-
-impl From<&CudaStream> for Stream {
-    /// A stream that the program has. It must live as long as it is used by this number.
-    fn from(stream: &CudaStream) -> Self {
-        Self(stream.cu_stream() as u64)
-    }
-}
-
-impl From<&Arc<CudaStream>> for Stream {
-    fn from(stream: &Arc<CudaStream>) -> Self {
-        Self::from(&**stream)
     }
 }
 
@@ -712,96 +676,6 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// Whether a fabric handle can be exported and imported: that the device has the attribute says little, as a daemon must
-/// run and permit it. The caller has entered the context.
-fn fabric_works(ordinal: i32, gpu_direct: bool) -> bool {
-    let property = property(ordinal, DESCRIPTORS | FABRIC, gpu_direct);
-    let Ok(size) = granularity(&property) else { return false };
-    let mut memory = 0;
-    // SAFETY: reads the property and writes the handle, both this function's.
-    let made = unsafe { sys::cuMemCreate(&raw mut memory, size, &raw const property, 0) };
-    if made != sys::CUresult::CUDA_SUCCESS {
-        return false;
-    }
-    let mut bytes = [0_u8; 64];
-    let handle = bytes.as_mut_ptr().cast::<c_void>();
-    // SAFETY: of this kind of handle the CUDA driver writes 64 bytes, which there is place for.
-    let exported = unsafe { sys::cuMemExportToShareableHandle(handle, memory, fabric_type(), 0) };
-    let mut works = exported == sys::CUresult::CUDA_SUCCESS;
-    if works {
-        let mut imported = 0;
-        // SAFETY: reads those 64 bytes and writes the handle.
-        let result = unsafe { sys::cuMemImportFromShareableHandle(&raw mut imported, handle, fabric_type()) };
-        works = result == sys::CUresult::CUDA_SUCCESS;
-        if works {
-            // SAFETY: it was imported just now.
-            works = unsafe { sys::cuMemRelease(imported) } == sys::CUresult::CUDA_SUCCESS;
-        }
-    }
-    // SAFETY: it was made above.
-    works & (unsafe { sys::cuMemRelease(memory) } == sys::CUresult::CUDA_SUCCESS)
-}
-
-fn granularity(property: &sys::CUmemAllocationProp) -> Result<usize, DeviceError> {
-    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    let mut bytes = 0;
-    // SAFETY: reads the property and writes the number, both the callers'.
-    check(Call::Create, unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, property, option) })?;
-    Ok(bytes.max(4096))
-}
-
-/// What memory is asked to be.
-fn property(ordinal: i32, handle_types: u32, gpu_direct: bool) -> sys::CUmemAllocationProp {
-    // SAFETY: all-zero is a value of this plain C struct: no type, no handles, no location.
-    let mut property: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    property.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    property.requestedHandleTypes = sys::CUmemAllocationHandleType(handle_types);
-    property.location = device_location(ordinal);
-    property.allocFlags.gpuDirectRDMACapable = u8::from(gpu_direct);
-    property
-}
-
-/// The place of a device's memory, whichever version of the bindings the program chose: later ones have a union for the
-/// number.
-fn device_location(ordinal: i32) -> sys::CUmemLocation {
-    const {
-        assert!(size_of::<sys::CUmemLocation>() == 8 && align_of::<sys::CUmemLocation>() == 4);
-    }
-    // SAFETY: all-zero is a value of this plain C struct.
-    let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
-    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    let tag = (&raw mut location).cast::<i32>();
-    // SAFETY: the struct is two words, by the assertion.
-    let number = unsafe { tag.add(1) };
-    // SAFETY: the second word is the number in every version.
-    unsafe { number.write(ordinal) };
-    location
-}
-
-fn fabric_type() -> sys::CUmemAllocationHandleType {
-    sys::CUmemAllocationHandleType(FABRIC)
-}
-
-fn unknown(call: Call, handle: u64) -> DeviceError {
-    DeviceError::new(call, DeviceProblem::InvalidHandle { handle })
-}
-
-/// The error of a call, if it has one.
-fn check(call: Call, result: sys::CUresult) -> Result<(), DeviceError> {
-    if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failed(call, result)) }
-}
-
-fn failed(call: Call, result: sys::CUresult) -> DeviceError {
-    let code = result as u32;
-    let mut name = names::name(code);
-    if names::is_sticky(code) {
-        name.push_str(": a kernel that ran before has ended the context; nothing works in it any more");
-    }
-    DeviceError::new(call, DeviceProblem::Cuda { code, name })
-}
-
-const DESCRIPTORS: u32 = 1;
-const FABRIC: u32 = 8;
 /// Copies that a caller's load or store has under way at a time.
 const COPIES_AT_ONCE: usize = 4;
 /// A copy of a chunk takes microseconds, or some milliseconds beside kernels that fill the device.

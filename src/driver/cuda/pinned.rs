@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use cudarc::driver::sys;
 use parking_lot::Mutex;
 
-use super::check;
+use super::failures::check;
 use crate::driver::{Call, DeviceError, Flag};
 
 /// Bytes of a chunk.

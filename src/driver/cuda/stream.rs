@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::check;
+use super::failures::check;
 use super::pinned::{CHUNK_BYTES, Chunk, Pool};
 use crate::driver::{Call, DeviceError};
 

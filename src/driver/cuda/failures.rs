@@ -1,4 +1,26 @@
-//! Names of the driver's error codes, for messages that are made where the driver cannot be asked.
+//! Errors of calls, and names of the driver's error codes, for messages that are made where the driver cannot be asked.
+
+use cudarc::driver::sys;
+
+use crate::driver::{Call, DeviceError, DeviceProblem};
+
+pub(super) fn unknown(call: Call, handle: u64) -> DeviceError {
+    DeviceError::new(call, DeviceProblem::InvalidHandle { handle })
+}
+
+/// The error of a call, if it has one.
+pub(super) fn check(call: Call, result: sys::CUresult) -> Result<(), DeviceError> {
+    if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failed(call, result)) }
+}
+
+pub(super) fn failed(call: Call, result: sys::CUresult) -> DeviceError {
+    let code = result as u32;
+    let mut name = name(code);
+    if is_sticky(code) {
+        name.push_str(": a kernel that ran before has ended the context; nothing works in it any more");
+    }
+    DeviceError::new(call, DeviceProblem::Cuda { code, name })
+}
 
 /// The name of a `CUresult`.
 pub(super) fn name(code: u32) -> String {
@@ -10,7 +32,7 @@ pub(super) fn name(code: u32) -> String {
 }
 
 /// Whether an earlier kernel has ended the context: every later call says so.
-pub(super) fn is_sticky(code: u32) -> bool {
+fn is_sticky(code: u32) -> bool {
     matches!(code, 214 | 700 | 702 | 710 | 714..=719 | 721)
 }
 
