@@ -6,7 +6,9 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
 
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -15,7 +17,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use symwin::error::{Cause, FailureCause};
 use symwin::{Error, Rank};
+use tempfile::TempDir;
 
+/// The name of a copy of the test's binary.
+const BINARY: &str = "test";
 const ROLE: &str = "SYMWIN_TEST_ROLE";
 /// What tells an event from what the test harness prints; it may stand behind that on one line.
 const MARK: &str = "@@";
@@ -29,12 +34,14 @@ pub struct Job {
     ranks: u32,
     env: Vec<(Option<u32>, String, String)>,
     uid: Option<u32>,
+    /// Of the binary, where another user finds it.
+    folder: Option<TempDir>,
 }
 
 impl Job {
     /// Processes that play `role`, see [`play`].
     pub fn new(role: &str) -> Self {
-        Self { role: role.to_owned(), processes: 1, ranks: 1, env: Vec::new(), uid: None }
+        Self { role: role.to_owned(), processes: 1, ranks: 1, env: Vec::new(), uid: None, folder: None }
     }
 
     /// How many processes, of how many ranks each.
@@ -55,9 +62,12 @@ impl Job {
         self
     }
 
-    /// Runs them as another user.
+    /// Runs them as another user, who may not be able to enter the folder that the test was built in.
     pub fn uid(mut self, uid: u32) -> Self {
-        self.uid = Some(uid);
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        fs::copy(std::env::current_exe().unwrap(), folder.path().join(BINARY)).unwrap();
+        (self.uid, self.folder) = (Some(uid), Some(folder));
         self
     }
 
@@ -69,13 +79,17 @@ impl Job {
 
     /// Starts some of them; the others never come.
     pub fn start_only(self, processes: &[u32]) -> Running {
-        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+        let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
         let children = processes.iter().map(|&process| self.spawn(process, uuid.trim())).collect();
         Running { children }
     }
 
     fn spawn(&self, process: u32, rendezvous: &str) -> Process {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let binary = match &self.folder {
+            Some(folder) => folder.path().join(BINARY),
+            None => std::env::current_exe().unwrap(),
+        };
+        let mut command = Command::new(binary);
         command.args(["--exact", "child", "--include-ignored", "--nocapture", "--test-threads=1"]);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SYMWIN_") {
