@@ -66,7 +66,11 @@ impl Job {
     pub fn uid(mut self, uid: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-        fs::copy(std::env::current_exe().unwrap(), folder.path().join(BINARY)).unwrap();
+        // By another process: what this one has open for writing, a child that another test starts meanwhile has too, and a
+        // file that is open for writing cannot be run.
+        let mut copy = Command::new("cp");
+        copy.arg(std::env::current_exe().unwrap()).arg(folder.path().join(BINARY));
+        assert!(copy.status().unwrap().success());
         (self.uid, self.folder) = (Some(uid), Some(folder));
         self
     }
