@@ -120,9 +120,21 @@ pub(super) struct Books {
     pub(super) streams: HashMap<u64, OwnStream>,
     /// Events that were not yet asked for with success.
     pub(super) events: HashSet<u64>,
+    /// Events that nobody asks for any more, to be recorded again: making and destroying one for each kernel takes
+    /// longer than the kernel's launch.
+    pub(super) idle_events: Vec<u64>,
 }
 
 impl Books {
+    /// Says whether the event was known; it is not any more, and may be recorded again.
+    pub(super) fn retire_event(&mut self, event: u64) -> bool {
+        let was_known = self.events.remove(&event);
+        if was_known {
+            self.idle_events.push(event);
+        }
+        was_known
+    }
+
     pub(super) fn counts(&self, owner: Owner, pinned_bytes: usize) -> CudaCounts {
         Ledger::with(|ledger| {
             let ranges = || ledger.reservations.values();

@@ -470,9 +470,16 @@ unsafe impl Driver for CudaDriver {
             let what = "the stream is being captured: it has no present end that could pass".to_owned();
             return Err(DeviceError::new(call, DeviceProblem::Argument { what }));
         }
-        let event = stream::record(call, raw)? as u64;
-        self.books.lock().events.insert(event);
-        Ok(Event(event))
+        let idle = self.books.lock().idle_events.pop();
+        let event = idle.map_or_else(|| stream::new_event(call), |event| Ok(event as sys::CUevent))?;
+        let recorded = stream::record_again(call, event, raw);
+        let mut books = self.books.lock();
+        if recorded.is_ok() {
+            books.events.insert(event as u64);
+        } else {
+            books.idle_events.push(event as u64);
+        }
+        recorded.map(|()| Event(event as u64))
     }
 
     fn done(&self, event: Event) -> Result<bool, DeviceError> {
@@ -482,21 +489,19 @@ unsafe impl Driver for CudaDriver {
         if !books.events.contains(&event.0) {
             return Err(unknown(call, event.0));
         }
-        let raw = event.0 as sys::CUevent;
-        if !stream::has_passed(call, raw)? {
+        if !stream::has_passed(call, event.0 as sys::CUevent)? {
             return Ok(false);
         }
-        books.events.remove(&event.0);
-        stream::destroy_event(call, raw).map(|()| true)
+        books.retire_event(event.0);
+        Ok(true)
     }
 
     fn event_destroy(&self, event: Event) -> Result<(), DeviceError> {
-        let call = Call::EventDestroy;
-        let _entered = self.enter(call)?;
-        if !self.books.lock().events.remove(&event.0) {
-            return Err(unknown(call, event.0));
+        if self.books.lock().retire_event(event.0) {
+            Ok(())
+        } else {
+            Err(unknown(Call::EventDestroy, event.0))
         }
-        stream::destroy_event(call, event.0 as sys::CUevent)
     }
 
     unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
@@ -655,6 +660,13 @@ impl CudaDriver {
     fn check_multicast(&self, call: Call) -> Result<(), DeviceError> {
         if self.info.multicast { Ok(()) } else { Err(super::no_multicast(call)) }
     }
+
+    fn destroy_idle_events(&self) -> Result<(), DeviceError> {
+        let call = Call::EventDestroy;
+        let idle = std::mem::take(&mut self.books.lock().idle_events);
+        let _entered = self.enter(call)?;
+        idle.into_iter().try_for_each(|event| stream::destroy_event(call, event as sys::CUevent))
+    }
 }
 
 impl Drop for CudaDriver {
@@ -663,6 +675,9 @@ impl Drop for CudaDriver {
         if left.reservations > 0 {
             // Unmapping needs the promise that no one uses the addresses, which nobody gave.
             tracing::warn!(target: "symwin::driver", ?left, "CUDA device dropped with ranges in place");
+        }
+        if let Err(error) = self.destroy_idle_events() {
+            tracing::error!(target: "symwin::driver", %error, "device.undo_failed");
         }
     }
 }

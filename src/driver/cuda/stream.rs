@@ -111,19 +111,34 @@ impl OwnStream {
     }
 }
 
-/// Marks a stream's present end.
+/// Marks a stream's present end with a new event.
 pub(super) fn record(call: Call, stream: sys::CUstream) -> Result<sys::CUevent, DeviceError> {
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-    let mut event = ptr::null_mut();
-    // SAFETY: writes the new event to a place of this function's.
-    check(call, unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
-    // SAFETY: the event was made just now; that the stream lives is the caller's promise (A-13: streams of users are
-    // given by who owns them).
-    let recorded = check(call, unsafe { sys::cuEventRecord(event, stream) });
+    let event = new_event(call)?;
+    let recorded = record_again(call, event, stream);
     if recorded.is_err() {
         destroy_event(call, event)?;
     }
     recorded.map(|()| event)
+}
+
+/// An event that marks nothing yet.
+pub(super) fn new_event(call: Call) -> Result<sys::CUevent, DeviceError> {
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    let mut event = ptr::null_mut();
+    // SAFETY: writes the new event to a place of this function's.
+    check(call, unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+    Ok(event)
+}
+
+/// Marks a stream's present end. Streams that wait for what the event marked before still do.
+pub(super) fn record_again(
+    call: Call,
+    event: sys::CUevent,
+    stream: sys::CUstream,
+) -> Result<(), DeviceError> {
+    // SAFETY: the event is alive: who records it owns it. That the stream lives is the caller's promise (A-13: streams
+    // of users are given by who owns them).
+    check(call, unsafe { sys::cuEventRecord(event, stream) })
 }
 
 /// Whether an event has passed.

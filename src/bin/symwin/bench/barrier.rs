@@ -37,7 +37,7 @@ impl Plan {
 pub(crate) fn run(args: &BarrierArgs) -> anyhow::Result<()> {
     let world = args.world.world(false)?;
     if world.device.is_cuda() {
-        return gpu::run(&world, &[Race::Barrier], &args.output);
+        return gpu::run(&world, &[Race::barrier(&world)], &args.output);
     }
     let mpis = args.mpi.find()?;
     let launches = launches(args.output.samples);

@@ -16,7 +16,7 @@ use symwin::driver::{Driver, Launch, Stream};
 use symwin::{Communicator, DevCommRequirements, LsaRank, WindowFlags};
 use zerocopy::IntoBytes;
 
-use super::{ROUNDS, Race};
+use super::Race;
 
 /// One of those that are compared.
 pub(crate) struct Entry {
@@ -33,7 +33,7 @@ pub(crate) const fn entries(race: Race) -> &'static [Entry] {
     match race {
         Race::AllReduce { dtype: DType::F32, .. } => &[ALL_REDUCE, ONE_SHOT_BARE],
         Race::AllReduce { .. } => &[ALL_REDUCE],
-        Race::Barrier => &[BARRIER, BARRIER_BARE],
+        Race::Barrier { .. } => &[BARRIER, BARRIER_BARE],
     }
 }
 
@@ -102,12 +102,12 @@ fn one_shot_bare<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> an
     by_hand((comm, queue), "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, output)
 }
 
-fn barrier<'a>(comm: &'a Communicator, queue: &'a Queue, _: Race) -> anyhow::Result<Contestant<'a>> {
-    by_hand((comm, queue), "symwin_bench_barrier", (1, 32), 0, ROUNDS.into(), 0, ())
+fn barrier<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> anyhow::Result<Contestant<'a>> {
+    by_hand((comm, queue), "symwin_bench_barrier", (1, 32), 0, race.rounds().into(), 0, ())
 }
 
-fn barrier_bare<'a>(comm: &'a Communicator, queue: &'a Queue, _: Race) -> anyhow::Result<Contestant<'a>> {
-    by_hand((comm, queue), "symwin_bench_barrier_bare", (1, 32), 0, ROUNDS.into(), 0, ())
+fn barrier_bare<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> anyhow::Result<Contestant<'a>> {
+    by_hand((comm, queue), "symwin_bench_barrier_bare", (1, 32), 0, race.rounds().into(), 0, ())
 }
 
 /// A kernel of `kernels/bench.cu` over a window of its own: words of barriers in its first 64 KiB, then `bytes` of data.
@@ -135,7 +135,10 @@ fn by_hand<'a>(
         let launch = Launch { kernel, blocks, threads, parameter: &parameter };
         // SAFETY: the parameter is that of the kernels in `bench.cu`, and what it leads to is kept here; a contestant
         // waits for its stream before it goes.
-        Ok(unsafe { driver.launch(stream, &launch) }?)
+        unsafe { driver.launch(stream, &launch) }?;
+        // An event behind each, as the library has: a kernel that is queued directly behind one that waits for a peer
+        // can keep the peer's from beginning (seen on an H200), so nobody who gets it right does without.
+        Ok(driver.event_destroy(driver.record(stream)?)?)
     }))
 }
 

@@ -29,8 +29,8 @@ use crate::table::plural;
 pub(crate) enum Race {
     /// One all-reduce by sum in each launch, from one window to another.
     AllReduce { bytes: u64, dtype: DType },
-    /// [`ROUNDS`] rounds of one LSA barrier in each launch.
-    Barrier,
+    /// Rounds of one LSA barrier in each launch.
+    Barrier { rounds: u32 },
 }
 
 /// What every rank does.
@@ -43,11 +43,17 @@ pub(crate) struct Plan {
 }
 
 impl Race {
+    /// Barriers of a world: a few in a launch where ranks are processes, which a GPU serves in turns, so that each takes
+    /// milliseconds.
+    pub(crate) fn barrier(world: &World) -> Self {
+        Self::Barrier { rounds: if world.processes() == 1 { ROUNDS } else { 4 } }
+    }
+
     /// As on the command line.
     fn name(self) -> &'static str {
         match self {
             Self::AllReduce { .. } => "allreduce",
-            Self::Barrier => "barrier",
+            Self::Barrier { .. } => "barrier",
         }
     }
 
@@ -57,7 +63,7 @@ impl Race {
             Self::AllReduce { bytes, .. } => {
                 u32::try_from((256 << 20) / bytes.max(1)).unwrap_or(u32::MAX).clamp(8, 200)
             }
-            Self::Barrier => 10,
+            Self::Barrier { .. } => 10,
         }
     }
 
@@ -65,7 +71,7 @@ impl Race {
     fn rounds(self) -> u32 {
         match self {
             Self::AllReduce { .. } => 1,
-            Self::Barrier => ROUNDS,
+            Self::Barrier { rounds } => rounds,
         }
     }
 
@@ -74,7 +80,7 @@ impl Race {
             Self::AllReduce { bytes, dtype } => {
                 format!("all-reduce of {}, sum of {dtype}", show_bytes(bytes))
             }
-            Self::Barrier => "barrier".to_owned(),
+            Self::Barrier { .. } => "barrier".to_owned(),
         }
     }
 
@@ -83,7 +89,7 @@ impl Race {
         match self {
             // The bare kernel has as much.
             Self::AllReduce { bytes, .. } => bytes.checked_mul(4),
-            Self::Barrier => Some(0),
+            Self::Barrier { .. } => Some(0),
         }
     }
 }
@@ -169,7 +175,7 @@ impl<'a> Report<'a> {
             self.figures.iter().map(|(entry, wall, _)| (entry.name.to_owned(), wall.to_json())).collect();
         let (bytes, dtype) = match self.race {
             Race::AllReduce { bytes, dtype } => (Some(bytes), Some(dtype.name())),
-            Race::Barrier => (None, None),
+            Race::Barrier { .. } => (None, None),
         };
         line(json!({
             "bench": self.race.name(),
@@ -203,7 +209,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Rounds of the barrier in one launch: its start must not matter.
+/// Rounds of the barrier in one launch of threads: its start must not matter.
 const ROUNDS: u32 = 1000;
 /// Samples that nobody counts, of each kernel.
 const WARM: u32 = 2;
