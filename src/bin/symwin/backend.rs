@@ -175,7 +175,7 @@ fn with_gpus(config: Config, ranks_per_gpu: u32) -> anyhow::Result<Config> {
 
 /// Has the CUDA driver serve every stream by a queue of its own, as far as it can: kernels of several ranks on one GPU
 /// wait for each other, and a kernel behind another one in a queue is not running. Called before there is any other
-/// thread. Benchmarks keep to the eight queues that there are without this, as more are served in turns.
+/// thread. Not for what starts no such kernels: so many queues take CUDA seconds to make.
 #[allow(unsafe_code, reason = "the CUDA driver reads it from the environment")]
 pub(crate) fn serve_all_streams() {
     const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";

@@ -48,7 +48,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Bench(args) => prepare().and_then(|()| bench::run(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => {
+            let prepared = if args.has_waiting_kernels() { prepare_streams() } else { prepare() };
+            prepared.and_then(|()| bench::run(&args)).map(|()| ExitCode::SUCCESS)
+        }
         Command::Child => prepare().and_then(|()| child::run()).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => prepare_streams().and_then(|()| run::run(&args)).map(|()| ExitCode::SUCCESS),
         Command::Sim(args) => prepare().and_then(|()| sim::run(&args)),

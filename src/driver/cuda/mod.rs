@@ -15,10 +15,11 @@
 //!   go by the copy engines from pinned memory.
 //! - Kernels of several ranks on one GPU that wait for each other must run at the same time. The CUDA driver serves all
 //!   streams of a process by eight queues, and a kernel waits for those before it in its queue, whatever their streams.
-//!   `CUDA_DEVICE_MAX_CONNECTIONS=32`, set before CUDA starts, gives each of up to 32 streams a queue (`symwin run` does so),
-//!   at a price: with more than eight an H200 served kernels that wait for each other in turns, and a barrier that takes
-//!   1 us with eight did not get through its benchmark in 14 s. Who has up to eight streams with such kernels makes
-//!   them one after the other, before all others, and leaves it at eight.
+//!   `CUDA_DEVICE_MAX_CONNECTIONS=32`, set before CUDA starts, gives each of up to 32 streams a queue; the program sets it
+//!   for kernels that wait.
+//! - The first kernel of a stream waits for kernels of other streams that have more behind them (seen on an H200). If
+//!   these wait for a peer whose kernel is the first of its stream, none gets on. So a stream runs a kernel that waits for
+//!   nobody before any rank starts one that waits: the benchmarks do so; for users' streams it is the user's part.
 //! - Multicast objects are made only where the device and the driver have them and neither `SYMWIN_MULTICAST=0` nor
 //!   `NCCL_NVLS_ENABLE=0` is set.
 #![allow(unsafe_code, reason = "the CUDA driver is a C library")]

@@ -39,6 +39,17 @@ pub(crate) enum BenchCommand {
     Lookup(LookupArgs),
 }
 
+impl BenchCommand {
+    /// Whether it starts kernels of several ranks that wait for each other.
+    pub(crate) fn has_waiting_kernels(&self) -> bool {
+        match self {
+            Self::Allreduce(args) => args.world.is_cuda(),
+            Self::Barrier(args) => args.world.is_cuda(),
+            _ => false,
+        }
+    }
+}
+
 fn some_bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text)
         .and_then(|bytes| if bytes == 0 { Err("a window has at least 1 byte".to_owned()) } else { Ok(bytes) })

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use symwin::coll::{DType, ReduceOp};
+use symwin::device::abi::KernelComm;
 use symwin::driver::{Driver, Launch, Stream};
 use symwin::{Communicator, DevCommRequirements, LsaRank, WindowFlags};
 use zerocopy::IntoBytes;
@@ -149,10 +150,21 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// A stream that has run a kernel. What a GPU does for the first one of a stream waits for kernels of other streams
+    /// that have more behind them (seen on an H200), and these may wait for ours: all ranks make theirs, then begin.
     pub(crate) fn new(comm: &Communicator) -> anyhow::Result<Self> {
         // Memory of its own: a slab would bring a stream with it, for its zeroes.
-        let driver = Arc::clone(comm.alloc_own(1)?.driver());
-        Ok(Self { stream: driver.stream_create()?, driver })
+        let word = comm.alloc_own(size_of::<u32>())?;
+        let driver = Arc::clone(word.driver());
+        let queue = Self { stream: driver.stream_create()?, driver };
+        // No word of the communicator is looked at, and no time is waited.
+        let words = [0, 0, 0, 0, word.address() as u64];
+        let parameter = [[0; size_of::<KernelComm>()].as_slice(), words.as_bytes()].concat();
+        let launch = Launch { kernel: "symwin_bench_spin", blocks: 1, threads: 32, parameter: &parameter };
+        // SAFETY: the parameter is that of the kernels in `bench.cu`; the word is kept until it has run.
+        unsafe { queue.driver.launch(queue.stream, &launch) }?;
+        queue.finish()?;
+        Ok(queue)
     }
 
     /// Waits until everything on the stream has run.
