@@ -14,7 +14,8 @@ use common::*;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use symwin::DevCommRequirements;
-use symwin::driver::DeviceProblem;
+use symwin::driver::cuda::CudaDriver;
+use symwin::driver::{DeviceProblem, Driver};
 
 /// The program on GPUs of a fake driver that lacks some entry points, with these variables.
 fn program(without: &[&str], variables: &[(&str, &str)], arguments: &[&str]) -> Output {
@@ -162,6 +163,34 @@ fn a_registration_amid_a_capture_breaks_nothing() {
     assert!(context.synchronize().is_err(), "no call that CUDA calls unsafe is allowed meanwhile");
     assert!(end().is_err(), "and it has ended the capture");
     drop(event);
+}
+
+/// Making and destroying an event takes longer than a kernel's launch.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn an_event_that_nobody_asks_for_is_recorded_again_and_known_no_more() {
+    assert!(on_gpus(), "run by scripts/fake-gpu");
+    let driver = CudaDriver::new(0).unwrap();
+    let stream = driver.stream_create().unwrap();
+    let (passed, forgotten) = (driver.record(stream).unwrap(), driver.record(stream).unwrap());
+    while !driver.done(passed).unwrap() {
+        std::thread::yield_now();
+    }
+    driver.event_destroy(forgotten).unwrap();
+    assert_eq!(driver.counts().events, 0);
+    for event in [passed, forgotten] {
+        let error = driver.done(event).unwrap_err();
+        assert!(matches!(error.problem, DeviceProblem::InvalidHandle { .. }), "{error}");
+        assert!(driver.event_destroy(event).is_err());
+    }
+    let mut again = [driver.record(stream).unwrap(), driver.record(stream).unwrap()];
+    again.sort_by_key(|event| event.0);
+    let mut before = [passed, forgotten];
+    before.sort_by_key(|event| event.0);
+    assert_eq!(again, before, "the same events, each once");
+    assert_eq!(driver.counts().events, 2);
+    again.into_iter().for_each(|event| driver.event_destroy(event).unwrap());
+    driver.stream_destroy(stream).unwrap();
 }
 
 /// Multicast objects are made, every device is added before anything is bound, and all is given back; the fake driver

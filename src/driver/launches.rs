@@ -1,8 +1,4 @@
 //! The kernels that a rank has started on streams of its device, one after another whatever their streams.
-//!
-//! An event goes behind each, and not only to know the last one: a kernel that is queued directly behind one that waits
-//! for a peer can keep the peer's from beginning, on the same GPU, for as long as the first waits. Seen on an H200: in
-//! about half of the runs with ten launches of a barrier by each of two ranks, in none with events between them.
 #![allow(unsafe_code, reason = "what a kernel is led to is the caller's promise")]
 
 use std::sync::Arc;

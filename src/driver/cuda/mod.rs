@@ -27,6 +27,7 @@
 mod absent;
 mod arguments;
 mod books;
+mod copies;
 mod devices;
 mod enter;
 mod failures;
@@ -41,7 +42,6 @@ use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
 use parking_lot::Mutex;
@@ -204,20 +204,6 @@ impl CudaDriver {
             }
             Err(error) => DeviceError::new(call, error.problem),
         }
-    }
-
-    /// Waits for a copy of the device, which takes no longer than its bytes take.
-    fn await_copy(call: Call, event: sys::CUevent) -> Result<(), DeviceError> {
-        let until = Instant::now() + COPY_TAKES_AT_MOST;
-        while !stream::has_passed(call, event)? {
-            if Instant::now() >= until {
-                let seconds = COPY_TAKES_AT_MOST.as_secs();
-                return Err(DeviceError::new(call, DeviceProblem::Late { seconds }));
-            }
-            // The device tells nobody when it is done; others may run meanwhile.
-            std::thread::yield_now();
-        }
-        stream::destroy_event(call, event)
     }
 }
 
@@ -506,64 +492,25 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn load(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        let call = Call::Load;
         if self.info.host_access {
             // SAFETY: the caller says that the range is mapped, and host code has access to it.
             unsafe { super::words::load(from, bytes) };
             return Ok(());
         }
-        let _entered = self.enter(call)?;
-        let mut under_way = std::collections::VecDeque::new();
-        let mut pieces = bytes.chunks_mut(CHUNK_BYTES).zip((from..).step_by(CHUNK_BYTES));
-        loop {
-            let next = if under_way.len() < COPIES_AT_ONCE { pieces.next() } else { None };
-            if let Some((piece, at)) = next {
-                let chunk = self.pool.take(call)?;
-                let to = chunk.as_ptr().cast::<c_void>();
-                // SAFETY: the caller says that the range is mapped; the chunk is this copy's until it has been waited
-                // for.
-                check(call, unsafe {
-                    sys::cuMemcpyDtoHAsync_v2(to, at as u64, piece.len(), self.copies.raw())
-                })?;
-                under_way.push_back((stream::record(call, self.copies.raw())?, chunk, piece));
-            } else if let Some((event, chunk, piece)) = under_way.pop_front() {
-                Self::await_copy(call, event)?;
-                chunk.read(piece);
-                self.pool.give(chunk);
-            } else {
-                return Ok(());
-            }
-        }
+        let _entered = self.enter(Call::Load)?;
+        // SAFETY: the caller says that the range is mapped.
+        unsafe { copies::load(&self.pool, self.copies.raw(), from, bytes) }
     }
 
     unsafe fn store(&self, to: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let call = Call::Store;
         if self.info.host_access {
             // SAFETY: the caller says that the range is mapped, and host code has access to it.
             unsafe { super::words::store(to, bytes) };
             return Ok(());
         }
-        let _entered = self.enter(call)?;
-        let mut under_way = std::collections::VecDeque::new();
-        let mut pieces = bytes.chunks(CHUNK_BYTES).zip((to..).step_by(CHUNK_BYTES));
-        loop {
-            let next = if under_way.len() < COPIES_AT_ONCE { pieces.next() } else { None };
-            if let Some((piece, at)) = next {
-                let mut chunk = self.pool.take(call)?;
-                let from = chunk.write(0, piece);
-                // SAFETY: the caller says that the range is mapped; the chunk is this copy's until it has been waited
-                // for.
-                check(call, unsafe {
-                    sys::cuMemcpyHtoDAsync_v2(at as u64, from, piece.len(), self.copies.raw())
-                })?;
-                under_way.push_back((stream::record(call, self.copies.raw())?, chunk));
-            } else if let Some((event, chunk)) = under_way.pop_front() {
-                Self::await_copy(call, event)?;
-                self.pool.give(chunk);
-            } else {
-                return Ok(());
-            }
-        }
+        let _entered = self.enter(Call::Store)?;
+        // SAFETY: the caller says that the range is mapped.
+        unsafe { copies::store(&self.pool, self.copies.raw(), to, bytes) }
     }
 
     fn flag(&self) -> Result<Option<Arc<dyn Flag>>, DeviceError> {
@@ -691,8 +638,3 @@ impl fmt::Debug for CudaDriver {
             .finish_non_exhaustive()
     }
 }
-
-/// Copies that a caller's load or store has under way at a time.
-const COPIES_AT_ONCE: usize = 4;
-/// A copy of a chunk takes microseconds, or some milliseconds beside kernels that fill the device.
-const COPY_TAKES_AT_MOST: Duration = Duration::from_secs(60);

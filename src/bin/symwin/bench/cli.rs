@@ -45,7 +45,7 @@ impl BenchCommand {
         match self {
             Self::Allreduce(args) => args.world.is_cuda(),
             Self::Barrier(args) => args.world.is_cuda(),
-            _ => false,
+            Self::Register(_) | Self::Lookup(_) => false,
         }
     }
 }

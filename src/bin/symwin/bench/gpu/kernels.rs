@@ -136,10 +136,7 @@ fn by_hand<'a>(
         let launch = Launch { kernel, blocks, threads, parameter: &parameter };
         // SAFETY: the parameter is that of the kernels in `bench.cu`, and what it leads to is kept here; a contestant
         // waits for its stream before it goes.
-        unsafe { driver.launch(stream, &launch) }?;
-        // An event behind each, as the library has: a kernel that is queued directly behind one that waits for a peer
-        // can keep the peer's from beginning (seen on an H200), so nobody who gets it right does without.
-        Ok(driver.event_destroy(driver.record(stream)?)?)
+        Ok(unsafe { driver.launch(stream, &launch) }?)
     }))
 }
 
