@@ -19,6 +19,11 @@ use symwin::driver::{DeviceProblem, Driver};
 
 /// The program on GPUs of a fake driver that lacks some entry points, with these variables.
 fn program(without: &[&str], variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+    run(install(without).path(), variables, arguments)
+}
+
+/// A folder with a fake driver that lacks some entry points.
+fn install(without: &[&str]) -> tempfile::TempDir {
     let installer = std::env::var_os("SYMWIN_FAKE_CUDA_INSTALL").expect("run by scripts/fake-gpu");
     let folder = tempfile::tempdir().unwrap();
     let mut install = Command::new(installer);
@@ -27,17 +32,21 @@ fn program(without: &[&str], variables: &[(&str, &str)], arguments: &[&str]) -> 
         install.args(["--without", name]);
     }
     assert!(install.status().unwrap().success());
-    run(folder.path(), variables, arguments)
+    folder
 }
 
 fn run(library: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let run = ["run", "--backend", "cuda", "--windows", "2", "--bytes", "64K"];
+    symwin(library, variables, &[&run, arguments].concat())
+}
+
+fn symwin(library: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_symwin"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FAKE_CUDA_"))
     {
         command.env_remove(name);
     }
-    command.args(["run", "--backend", "cuda", "--windows", "2", "--bytes", "64K"]).args(arguments);
-    command.env("LD_LIBRARY_PATH", library).envs(variables.iter().copied()).output().unwrap()
+    command.args(arguments).env("LD_LIBRARY_PATH", library).envs(variables.iter().copied()).output().unwrap()
 }
 
 #[track_caller]
@@ -53,6 +62,22 @@ fn verified(output: &Output) {
     let told = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && told.contains("verified"), "{told}{said}");
+}
+
+/// A rank that fails drops its communicator, which its worker then gives back while the process exits already.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn nobody_calls_the_driver_while_the_process_exits() {
+    let folder = install(&[]);
+    for ranks in ["1", "4", "8"] {
+        // The fake driver runs no kernels, so that every rank fails.
+        let bench = ["bench", "barrier", "--backend", "cuda", "--ranks", ranks, "--ranks-per-gpu", ranks];
+        let output = symwin(folder.path(), &[("FAKE_CUDA_END_MS", "200")], &bench);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("CUDA_ERROR_NOT_SUPPORTED"), "{said}");
+        assert!(!said.contains("while the process exits"), "{said}");
+        assert_eq!(output.status.code(), Some(1), "{said}");
+    }
 }
 
 #[test]

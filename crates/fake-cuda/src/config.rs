@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 /// The environment's word.
 #[derive(Debug)]
@@ -10,6 +11,8 @@ pub(crate) struct Config {
     pub(crate) devices: i32,
     /// FAKE_CUDA_MEMORY: bytes of each device.
     pub(crate) memory: usize,
+    /// FAKE_CUDA_END_MS: how long the end takes.
+    pub(crate) end: Duration,
     /// FAKE_CUDA_GRANULARITY: least multiple of sizes and addresses, a power of two of at least a page.
     pub(crate) granularity: usize,
     /// FAKE_CUDA_GRANULARITY_RECOMMENDED
@@ -74,6 +77,7 @@ impl Config {
                 Some("refused") => Fabric::Refused,
                 _ => Fabric::None,
             },
+            end: Duration::from_millis(size("END_MS", 0) as u64),
             failures: text("FAIL").map(|list| failures(&list)).unwrap_or_default(),
         }
     }

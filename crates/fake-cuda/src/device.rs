@@ -40,6 +40,7 @@ entry! {
         if CONFIG.devices < 1 {
             return Err(Code::NO_DEVICE);
         }
+        crate::exit::notice();
         state.initialized = true;
         Ok(())
     }

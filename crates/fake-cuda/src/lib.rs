@@ -23,6 +23,7 @@
 //! | `FAKE_CUDA_PEER_ACCESS` | whether devices reach each other | 1 |
 //! | `FAKE_CUDA_FABRIC` | `none`, `works`, `only` (no descriptors are exported), `refused` (only the attribute says yes) | none |
 //! | `FAKE_CUDA_ATTRIBUTE_n` | the value of device attribute n; 132 is multicast | a device that lacks that |
+//! | `FAKE_CUDA_END_MS` | how long the driver takes itself apart when the process exits; a call meanwhile, or later, aborts by name | 0 |
 //! | `FAKE_CUDA_FAIL` | `call:nth:code,...`: the process's n-th call gives the code and does nothing | |
 //!
 //! Entry points are taken away when the library is installed: `fake-cuda-install FOLDER --without cuMulticastCreate`.
@@ -37,6 +38,7 @@ mod code;
 mod config;
 mod context;
 mod device;
+mod exit;
 mod faults;
 mod file;
 mod host;

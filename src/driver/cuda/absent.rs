@@ -113,7 +113,9 @@ pub fn probe() -> Result<(), Absent> {
     result::init().map_err(|error| {
         let code = error.0 as u32;
         Absent::Init { code, name: super::failures::name(code) }
-    })
+    })?;
+    super::ending::notice();
+    Ok(())
 }
 
 /// Whether the driver has this entry point. Only after its library was found.

@@ -11,7 +11,8 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::failures::check;
+use super::ending::Calling;
+use super::failures::{check, failed};
 use crate::driver::{Call, DeviceError};
 
 /// While it lives, driver calls of this thread are made in a context and in the relaxed mode.
@@ -21,6 +22,8 @@ pub(super) struct Entered {
     previous: Option<sys::CUcontext>,
     /// The thread's own mode.
     mode: sys::CUstreamCaptureMode,
+    /// Dropped last: leaving is made of calls too.
+    _calling: Calling,
     /// It belongs to this thread.
     _thread: PhantomData<*const ()>,
 }
@@ -28,6 +31,8 @@ pub(super) struct Entered {
 impl Entered {
     /// Enters a context for a call.
     pub(super) fn new(context: sys::CUcontext, call: Call) -> Result<Self, DeviceError> {
+        let calling =
+            Calling::begin().ok_or_else(|| failed(call, sys::CUresult::CUDA_ERROR_DEINITIALIZED))?;
         let mut current = ptr::null_mut();
         // SAFETY: writes the thread's context to a place of this function's.
         check(call, unsafe { sys::cuCtxGetCurrent(&raw mut current) })?;
@@ -37,7 +42,7 @@ impl Entered {
             check(call, unsafe { sys::cuCtxSetCurrent(context) })?;
         }
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let mut entered = Self { previous, mode, _thread: PhantomData };
+        let mut entered = Self { previous, mode, _calling: calling, _thread: PhantomData };
         // SAFETY: exchanges the thread's mode with that of a place of this function's.
         let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut entered.mode) };
         check(call, exchanged).map(|()| entered)

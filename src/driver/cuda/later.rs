@@ -9,6 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use cudarc::driver::CudaStream;
 
+use super::ending::Calling;
 use crate::driver::passing::Passing;
 use crate::driver::{DeviceError, DeviceProblem, Driver, Stream};
 
@@ -98,6 +99,11 @@ fn serve(incoming: &Receiver<Later>) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        let Some(_calling) = Calling::begin() else {
+            // Nobody may drop a stream any more.
+            Box::leak(Box::new(waiting));
+            return;
+        };
         for mut later in std::mem::take(&mut waiting) {
             match later.is_due() {
                 Ok(true) => {}

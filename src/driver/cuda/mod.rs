@@ -29,6 +29,7 @@ mod arguments;
 mod books;
 mod copies;
 mod devices;
+mod ending;
 mod enter;
 mod failures;
 mod kernels;
@@ -40,6 +41,7 @@ mod view;
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -49,6 +51,7 @@ use parking_lot::Mutex;
 pub use self::absent::{Absent, probe};
 use self::books::{Books, Ledger, Owner};
 pub use self::devices::devices;
+use self::ending::Calling;
 use self::enter::Entered;
 use self::failures::{check, failed, unknown};
 use self::kernels::Kernels;
@@ -86,6 +89,8 @@ pub struct CudaCounts {
 /// One GPU. Ranks of one process on it share one value.
 pub struct CudaDriver {
     context: Arc<CudaContext>,
+    /// The calls that the context makes when it goes.
+    last_calls: Option<Calling>,
     info: DeviceInfo,
     /// By which kinds of handle memory can be exported.
     handle_types: u32,
@@ -171,6 +176,7 @@ impl CudaDriver {
             books: Mutex::default(),
             owner: Owner::new(),
             context: Arc::clone(&context),
+            last_calls: None,
         };
         drop(entered);
         Ok(Arc::new(driver))
@@ -626,6 +632,11 @@ impl Drop for CudaDriver {
         }
         if let Err(error) = self.destroy_idle_events() {
             tracing::error!(target: "symwin::driver", %error, "device.undo_failed");
+        }
+        self.last_calls = Calling::begin();
+        if self.last_calls.is_none() {
+            // The context would call the driver.
+            let _stays = ManuallyDrop::new(Arc::clone(&self.context));
         }
     }
 }
