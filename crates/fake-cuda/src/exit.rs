@@ -24,6 +24,7 @@ pub(crate) fn notice() {
     });
 }
 
+#[allow(clippy::disallowed_methods, reason = "a driver that takes time is what is played")]
 extern "C" fn end() {
     ENDING.store(true, Ordering::SeqCst);
     std::thread::sleep(CONFIG.end);
