@@ -80,6 +80,22 @@ fn nobody_calls_the_driver_while_the_process_exits() {
     }
 }
 
+/// Real drivers take calls about memory one after another, at a price for each thread that waits.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn ranks_of_a_process_call_about_memory_one_at_a_time() {
+    let folder = install(&[]);
+    for mode in ["--own", "--arena"] {
+        let bench = ["bench", "register", "--backend", "cuda", "--ranks", "8", "--ranks-per-gpu", "8"];
+        let arguments =
+            [&bench[..], &["--windows", "16", "--bytes", "2MiB", "--samples", "3", mode]].concat();
+        let memory = ("FAKE_CUDA_MEMORY", "68719476736");
+        let output = symwin(folder.path(), &[("FAKE_CUDA_ALONE", "1"), memory], &arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{mode}: {said}");
+    }
+}
+
 #[test]
 #[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
 fn every_absence_is_told_in_words() {

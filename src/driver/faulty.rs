@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
+    AddressRange, Batch, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
     HandleKind, Launch, Stream,
 };
 
@@ -195,6 +195,10 @@ impl fmt::Debug for Faulty {
 unsafe impl Driver for Faulty {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
+    }
+
+    fn batch(&self) -> Batch {
+        self.inner.batch()
     }
 
     #[cfg(feature = "cuda")]

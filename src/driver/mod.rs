@@ -16,6 +16,7 @@
 //! - `retain` returns the same handle value that `create` gave, as CUDA does.
 //! - Addresses and sizes given to `map`, `unmap` and `set_access` are multiples of the granularity.
 
+mod batch;
 pub(crate) mod launches;
 pub(crate) mod page;
 pub(crate) mod passing;
@@ -26,6 +27,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+
+pub use self::batch::Batch;
 
 pub mod buffers;
 #[cfg(feature = "cuda")]
@@ -356,6 +359,12 @@ pub trait Flag: fmt::Debug + Send + Sync {
 pub unsafe trait Driver: fmt::Debug + Send + Sync {
     /// What the device is and can do. Never changes.
     fn info(&self) -> &DeviceInfo;
+
+    /// Begins calls about memory and addresses that are best made without those of other threads in between. Whoever
+    /// holds it takes no lock under which another thread may be calling, and waits for nothing.
+    fn batch(&self) -> Batch {
+        Batch::default()
+    }
 
     /// Makes physical memory of `size` bytes, a multiple of the granularity, zeroed, exportable.
     ///

@@ -99,6 +99,7 @@ impl Mapped {
 
 /// Unmaps all, whatever happens to some; the failures come back.
 pub(crate) fn unmap_all(driver: &dyn Driver, mapped: Vec<Mapped>) -> Vec<DeviceError> {
+    let _batch = driver.batch();
     mapped.into_iter().filter_map(|one| one.unmap(driver).err()).collect()
 }
 

@@ -13,6 +13,8 @@ pub(crate) struct Config {
     pub(crate) memory: usize,
     /// FAKE_CUDA_END_MS: how long the end takes.
     pub(crate) end: Duration,
+    /// FAKE_CUDA_ALONE: calls about memory come one at a time.
+    pub(crate) alone: bool,
     /// FAKE_CUDA_GRANULARITY: least multiple of sizes and addresses, a power of two of at least a page.
     pub(crate) granularity: usize,
     /// FAKE_CUDA_GRANULARITY_RECOMMENDED
@@ -77,6 +79,7 @@ impl Config {
                 Some("refused") => Fabric::Refused,
                 _ => Fabric::None,
             },
+            alone: number("ALONE", 0) != 0,
             end: Duration::from_millis(size("END_MS", 0) as u64),
             failures: text("FAIL").map(|list| failures(&list)).unwrap_or_default(),
         }

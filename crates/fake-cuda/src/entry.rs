@@ -46,6 +46,7 @@ macro_rules! entry {
 /// Runs an entry point's body under the lock.
 pub(crate) fn run(name: &'static str, rules: Rules, body: impl FnOnce(&mut Guard) -> Done) -> Code {
     crate::exit::check(name);
+    let _turn = crate::turn::begin(name);
     let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let mut state = state::lock();
         before(&mut state, name, rules).and_then(|()| body(&mut state))

@@ -34,10 +34,14 @@ extern "C" fn end() {
 #[allow(clippy::print_stderr, reason = "nobody else could tell")]
 pub(crate) fn check(call: &'static str) {
     if ENDING.load(Ordering::SeqCst) {
-        // The threads' own names: this library has a standard library of its own, which knows none of them.
-        let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
-        let name = name.trim_end();
+        let name = thread();
         eprintln!("fake-cuda: `{name}` calls {call} while the process exits: a real driver may crash here");
         std::process::abort();
     }
+}
+
+/// The thread's own name: this library has a standard library of its own, which knows none.
+pub(crate) fn thread() -> String {
+    let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+    name.trim_end().to_owned()
 }

@@ -143,13 +143,13 @@ pub(crate) fn map(
         return Err(all(Reason::Descriptors { limit, need, got }));
     }
     let range = core.flat.range(&core.driver).map_err(|e| all(e.into()))?;
-    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, spans: Vec::new() };
+    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, places: Vec::new() };
     mapper.memories().map_err(all)?;
-    let ordinals = core.agreed.ordinals_here();
-    for (address, size) in runs(std::mem::take(&mut mapper.spans)) {
-        core.driver.set_access(address, size, &ordinals).map_err(|e| all(e.into()))?;
+    mapper.map_all().map_err(|e| all(e.into()))?;
+    // Mappings keep the memory. Those left where one fails are given back with everything else.
+    while let Some((_, held)) = made.parts().imported.pop_first() {
+        held.release().map_err(|e| all(e.into()))?;
     }
-    drop(mapper);
     objects(core, made, prepared, decision, &range)
 }
 
@@ -160,11 +160,20 @@ struct Mapper<'a> {
     decision: &'a Decision,
     arrived: &'a Arrived,
     range: &'a Reservation,
-    /// What needs access.
-    spans: Vec<(usize, usize)>,
+    places: Vec<Place>,
+}
+
+/// What is to be mapped where.
+struct Place {
+    /// The index of the new memory that it belongs to.
+    memory: usize,
+    address: usize,
+    size: usize,
+    handle: Handle,
 }
 
 impl Mapper<'_> {
+    /// Says what is to be mapped, and imports it.
     fn memories(&mut self) -> Result<(), Reason> {
         let agreed = &self.core.agreed;
         let here = agreed.me().process;
@@ -183,7 +192,7 @@ impl Mapper<'_> {
             let tokens = &memory.key.0[agreed.lsa_rank().index()].tokens;
             let own = tokens.iter().map(|token| self.prepared.own[token].0).collect();
             self.made.parts().mapped.push(MappedMemory { id, offset, span, own, mapped: Vec::new() });
-            self.own(index, memory)?;
+            self.own(index, memory);
         }
         // Rank by rank, so that neighbours in the flat range are mapped one after the other.
         for owner in foreign {
@@ -191,11 +200,22 @@ impl Mapper<'_> {
                 self.foreign(index, memory, owner)?;
             }
         }
-        // Mappings keep the memory. Those left where one fails are given back with everything else.
-        while let Some((_, held)) = self.made.parts().imported.pop_first() {
-            held.release()?;
-        }
         Ok(())
+    }
+
+    /// Maps it and lets this process's devices in, as one batch of calls: ranks that map at once hinder each other.
+    fn map_all(&mut self) -> Result<(), DeviceError> {
+        let driver = &*self.core.driver;
+        let ordinals = self.core.agreed.ordinals_here();
+        let parts = self.made.parts();
+        let mut spans = Vec::with_capacity(self.places.len());
+        let _batch = driver.batch();
+        for &Place { memory, address, size, handle } in &self.places {
+            let mapped = self.range.map(driver, address, size, handle)?;
+            spans.push(mapped.span());
+            parts.mapped[memory].mapped.push(mapped);
+        }
+        runs(spans).into_iter().try_for_each(|(address, size)| driver.set_access(address, size, &ordinals))
     }
 
     /// What this rank could not unmap since its last offer is not yet out of the space: it must not be used again.
@@ -212,16 +232,15 @@ impl Mapper<'_> {
         }
     }
 
-    fn own(&mut self, index: usize, memory: &NewMemory) -> Result<(), Reason> {
+    fn own(&mut self, index: usize, memory: &NewMemory) {
         let me = self.core.agreed.lsa_rank();
         let part = &memory.key.0[me.index()];
         let mut address = self.core.flat.address(self.range, me, memory.offset + self.shift(part));
         for token in &part.tokens {
             let (handle, size) = self.prepared.own[token];
-            self.map(index, address, size, handle)?;
+            self.places.push(Place { memory: index, address, size, handle });
             address += size;
         }
-        Ok(())
     }
 
     fn foreign(&mut self, index: usize, memory: &NewMemory, owner: LsaRank) -> Result<(), Reason> {
@@ -231,7 +250,7 @@ impl Mapper<'_> {
             let came = self.arrived.find(owner, token);
             let size = usize::try_from(came.map_or(0, |came| came.size)).unwrap_or(usize::MAX);
             let handle = self.import((owner.get(), token), came, size)?;
-            self.map(index, address, size, handle)?;
+            self.places.push(Place { memory: index, address, size, handle });
             address += size;
         }
         Ok(())
@@ -252,16 +271,6 @@ impl Mapper<'_> {
         let handle = self.core.driver.import(&exported, size)?;
         self.made.parts().imported.insert(key, Held::new(&self.core.driver, handle));
         Ok(handle)
-    }
-
-    /// For the new memory of this index.
-    fn map(&mut self, index: usize, address: usize, size: usize, handle: Handle) -> Result<(), DeviceError> {
-        let mapped = self.range.map(&*self.core.driver, address, size, handle)?;
-        self.spans.push(mapped.span());
-        if let Some(memory) = self.made.parts().mapped.get_mut(index) {
-            memory.mapped.push(mapped);
-        }
-        Ok(())
     }
 }
 

@@ -53,6 +53,7 @@ impl Block {
         let driver = &*source.driver;
         let size = sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size));
         let size = size.ok_or_else(|| out_of_memory(driver, usize::MAX))?;
+        let _batch = driver.batch();
         // Memory first: where it lacks, no address was touched.
         let mut handles = Handles { source, made: VecDeque::with_capacity(sizes.len()) };
         for size in sizes {
@@ -89,6 +90,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let driver = &*self.source.driver;
+        let _batch = driver.batch();
         let mapped: usize = self.segments.iter().map(|(range, _)| range.size).sum();
         // SAFETY: blocks go when no buffer in them is left, so no safe code uses the addresses; who took a raw
         // pointer promised to keep the buffer.

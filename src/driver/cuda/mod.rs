@@ -37,6 +37,7 @@ mod later;
 mod pinned;
 mod property;
 mod stream;
+mod turn;
 mod view;
 
 use std::ffi::c_void;
@@ -49,7 +50,7 @@ use cudarc::driver::{CudaContext, sys};
 use parking_lot::Mutex;
 
 pub use self::absent::{Absent, probe};
-use self::books::{Books, Ledger, Owner};
+use self::books::{Books, Ledger, Mapping, Owner, Released};
 pub use self::devices::devices;
 use self::ending::Calling;
 use self::enter::Entered;
@@ -62,7 +63,7 @@ use self::property::{
 use self::stream::OwnStream;
 pub use self::view::DeviceView;
 use super::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
+    AddressRange, Batch, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
     HandleKind, Launch, Stream,
 };
 use crate::device::images::MULTICAST_GENERATION;
@@ -198,6 +199,12 @@ impl CudaDriver {
         Entered::new(self.context.cu_ctx(), call)
     }
 
+    /// For calls about memory and addresses.
+    fn enter_in_turn(&self, call: Call) -> Result<(Entered, Batch), DeviceError> {
+        let turn = turn::take();
+        Ok((self.enter(call)?, turn))
+    }
+
     /// Why a call with memory that others made found nothing to share.
     fn not_shareable(&self, call: Call, address: usize, why: &str) -> DeviceError {
         match self.address_range(address) {
@@ -220,9 +227,13 @@ unsafe impl Driver for CudaDriver {
         &self.info
     }
 
+    fn batch(&self) -> Batch {
+        turn::take()
+    }
+
     fn create(&self, size: usize) -> Result<Handle, DeviceError> {
         let call = Call::Create;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let property = property(self.info.ordinal, self.handle_types, self.gpu_direct);
         let mut handle = 0;
         // SAFETY: reads the property and writes the handle, both this function's.
@@ -236,17 +247,20 @@ unsafe impl Driver for CudaDriver {
             }
             result => check(call, result)?,
         }
-        Ledger::with(|ledger| ledger.obtained(handle, self.owner));
+        Ledger::with(|ledger| ledger.made(handle, self.owner));
         Ok(Handle(handle))
     }
 
     fn release(&self, handle: Handle) -> Result<(), DeviceError> {
-        let _entered = self.enter(Call::Release)?;
         // Another thread may be given the number as soon as it is free: the entry goes before.
-        let owner = Ledger::with(|ledger| ledger.released(handle.0));
+        let whose = Ledger::with(|ledger| ledger.released(handle.0));
+        if let Released::Here = whose {
+            return Ok(());
+        }
+        let _entered = self.enter_in_turn(Call::Release)?;
         // SAFETY: the CUDA driver knows its handles and refuses others.
         let released = check(Call::Release, unsafe { sys::cuMemRelease(handle.0) });
-        if let (Err(_), Some(owner)) = (&released, owner) {
+        if let (Err(_), Released::OfDriver { owner }) = (&released, whose) {
             Ledger::with(|ledger| ledger.obtained(handle.0, owner));
         }
         released
@@ -255,8 +269,11 @@ unsafe impl Driver for CudaDriver {
     /// Memory that cannot be shared is refused here, whether or not this communicator has other processes: a program
     /// works in threads and in processes, or in neither.
     fn retain(&self, address: usize) -> Result<Handle, DeviceError> {
+        if let Some(handle) = Ledger::with(|ledger| ledger.retained(address)) {
+            return Ok(Handle(handle));
+        }
         let call = Call::Retain;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let mut handle = 0;
         let pointer = std::ptr::without_provenance_mut(address);
         // SAFETY: writes the handle to a place of this function's; the pointer is looked up only.
@@ -280,8 +297,11 @@ unsafe impl Driver for CudaDriver {
     }
 
     fn address_range(&self, address: usize) -> Result<AddressRange, DeviceError> {
+        if let Some((base, mapping)) = Ledger::with(|ledger| ledger.made_at(address)) {
+            return Ok(AddressRange { base, size: mapping.size });
+        }
         let call = Call::AddressRange;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let (mut base, mut size) = (0, 0);
         // SAFETY: writes two numbers to places of this function's; the address is looked up only.
         match unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address as u64) } {
@@ -296,7 +316,7 @@ unsafe impl Driver for CudaDriver {
 
     fn export(&self, handle: Handle, kind: HandleKind) -> Result<Exported, DeviceError> {
         let call = Call::Export;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         match kind {
             HandleKind::Descriptor => {
                 let mut fd: i32 = -1;
@@ -324,7 +344,7 @@ unsafe impl Driver for CudaDriver {
     /// How much memory it is cannot be asked: a mapping of another size is refused later.
     fn import(&self, exported: &Exported, _: usize) -> Result<Handle, DeviceError> {
         let call = Call::Import;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let mut bytes;
         let (from, kind) = match exported {
             Exported::Descriptor(fd) => {
@@ -347,7 +367,7 @@ unsafe impl Driver for CudaDriver {
 
     fn reserve(&self, size: usize, align: usize) -> Result<usize, DeviceError> {
         let call = Call::Reserve;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let mut base = 0;
         // SAFETY: writes the address to a place of this function's.
         check(call, unsafe { sys::cuMemAddressReserve(&raw mut base, size, align, 0, 0) })?;
@@ -358,6 +378,7 @@ unsafe impl Driver for CudaDriver {
 
     unsafe fn free(&self, base: usize, size: usize) -> Result<(), DeviceError> {
         let call = Call::Free;
+        let _entered = self.enter_in_turn(call)?;
         let runs = Ledger::with(|ledger| ledger.runs_of(base, size)).ok_or_else(|| {
             let what = format!("{size} bytes at {base:#x} are no reservation");
             DeviceError::new(call, DeviceProblem::Argument { what })
@@ -366,7 +387,6 @@ unsafe impl Driver for CudaDriver {
             // SAFETY: the caller says that nobody uses these addresses.
             unsafe { self.unmap(address, size) }.map_err(|error| DeviceError::new(call, error.problem))?;
         }
-        let _entered = self.enter(call)?;
         // Another thread may be given the addresses as soon as they are free: the entry goes before.
         let entry = Ledger::with(|ledger| ledger.freed(base));
         // SAFETY: a whole reservation, as the ledger said, that nobody uses, as the caller says.
@@ -384,15 +404,16 @@ unsafe impl Driver for CudaDriver {
         offset: usize,
         handle: Handle,
     ) -> Result<(), DeviceError> {
-        let _entered = self.enter(Call::Map)?;
+        let _entered = self.enter_in_turn(Call::Map)?;
         // SAFETY: the caller says that the range is reserved and free.
         check(Call::Map, unsafe { sys::cuMemMap(address as u64, size, offset, handle.0, 0) })?;
-        Ledger::with(|ledger| ledger.mapped(address, size, self.owner));
+        let mapping = Mapping { size, handle: handle.0, offset, owner: self.owner };
+        Ledger::with(|ledger| ledger.mapped(address, mapping));
         Ok(())
     }
 
     fn set_access(&self, address: usize, size: usize, ordinals: &[i32]) -> Result<(), DeviceError> {
-        let _entered = self.enter(Call::SetAccess)?;
+        let _entered = self.enter_in_turn(Call::SetAccess)?;
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = |&ordinal: &i32| sys::CUmemAccessDesc { location: device_location(ordinal), flags };
         let descriptions: Vec<_> = ordinals.iter().map(access).collect();
@@ -402,7 +423,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn unmap(&self, address: usize, size: usize) -> Result<(), DeviceError> {
-        let _entered = self.enter(Call::Unmap)?;
+        let _entered = self.enter_in_turn(Call::Unmap)?;
         // SAFETY: the caller says that nobody uses these addresses.
         check(Call::Unmap, unsafe { sys::cuMemUnmap(address as u64, size) })?;
         Ledger::with(|ledger| ledger.unmapped(address, size));
@@ -563,7 +584,7 @@ unsafe impl Driver for CudaDriver {
     fn multicast_create(&self, size: usize, devices: usize) -> Result<Handle, DeviceError> {
         let call = Call::MulticastCreate;
         self.check_multicast(call)?;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let property = sys::CUmulticastObjectProp {
             numDevices: u32::try_from(devices).unwrap_or(u32::MAX),
             size,
@@ -580,7 +601,7 @@ unsafe impl Driver for CudaDriver {
     fn multicast_add_device(&self, multicast: Handle) -> Result<(), DeviceError> {
         let call = Call::MulticastAddDevice;
         self.check_multicast(call)?;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         // SAFETY: the CUDA driver knows its handles and refuses others.
         check(call, unsafe { sys::cuMulticastAddDevice(multicast.0, self.context.cu_device()) })
     }
@@ -594,7 +615,7 @@ unsafe impl Driver for CudaDriver {
     ) -> Result<(), DeviceError> {
         let call = Call::MulticastBind;
         self.check_multicast(call)?;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         // SAFETY: the CUDA driver knows its handles and refuses others.
         check(call, unsafe { sys::cuMulticastBindMem(multicast.0, at, memory.0, 0, size, 0) })
     }
@@ -602,7 +623,7 @@ unsafe impl Driver for CudaDriver {
     fn multicast_unbind(&self, multicast: Handle, at: usize, size: usize) -> Result<(), DeviceError> {
         let call = Call::MulticastUnbind;
         self.check_multicast(call)?;
-        let _entered = self.enter(call)?;
+        let _entered = self.enter_in_turn(call)?;
         let device = self.context.cu_device();
         // SAFETY: the CUDA driver knows its handles and refuses others.
         check(call, unsafe { sys::cuMulticastUnbind(multicast.0, device, at, size) })

@@ -11,6 +11,7 @@ use crate::driver::{Call, DeviceError};
 /// Whether a fabric handle can be exported and imported: that the device has the attribute says little, as a daemon must
 /// run and permit it. The caller has entered the context.
 pub(super) fn fabric_works(ordinal: i32, gpu_direct: bool) -> bool {
+    let _turn = super::turn::take();
     let property = property(ordinal, DESCRIPTORS | FABRIC, gpu_direct);
     let Ok(size) = granularity(&property) else { return false };
     let mut memory = 0;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 pub use self::board::{MulticastBoard, MulticastCounts, MulticastStep};
 use super::{
-    AddressRange, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
+    AddressRange, Batch, Call, DeviceError, DeviceInfo, DeviceProblem, Driver, Event, Exported, Flag, Handle,
     HandleKind, Launch, Stream,
 };
 
@@ -79,6 +79,10 @@ impl MulticastDriver {
 unsafe impl Driver for MulticastDriver {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn batch(&self) -> Batch {
+        self.inner.batch()
     }
 
     fn create(&self, size: usize) -> Result<Handle, DeviceError> {
