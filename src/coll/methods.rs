@@ -13,7 +13,7 @@ use crate::device::KernelHandle;
 #[allow(unused_imports, reason = "the documentation names it")]
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::window::WindowSlice;
-use crate::driver::Stream;
+use crate::driver::StreamRef;
 use crate::error::Result;
 use crate::ids::Rank;
 
@@ -56,7 +56,11 @@ impl Communicator {
     /// The same on a stream of the device, for devices whose kernels are not host code: returns when it is queued, and
     /// the result is there when the stream has passed. The stream may be capturing a graph; the graph's runs then count
     /// as this rank's collectives, in the order in which the program runs them, and must have ended before a window is
-    /// closed or the communicator finalized. Collectives on several streams run in the order of their calls.
+    /// closed or the communicator finalized. Collectives on several streams run in the order of their calls: one on
+    /// another stream than the last waits for what is queued on that one by then, which must not be capturing.
+    ///
+    /// An `Arc<CudaStream>` (feature `cuda`) is kept until a collective is queued on another stream, or the communicator
+    /// closed. Behind a stream that is given by number an event is recorded each time; see [`StreamRef`].
     ///
     /// A wait in it that takes longer than the communicator's deadline ends, and its output is then undefined: the next
     /// call of this rank fails by name.
@@ -65,7 +69,7 @@ impl Communicator {
     /// As [`Communicator::all_reduce`]; `Misuse` where kernels are host code; what the device says.
     pub fn all_reduce_on(
         &self,
-        stream: impl Into<Stream>,
+        stream: impl Into<StreamRef>,
         send: &WindowSlice,
         recv: &WindowSlice,
         dtype: DType,

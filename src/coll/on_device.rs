@@ -20,7 +20,7 @@ use crate::device::builtin::{self, AllReduce};
 use crate::devr::core::Core;
 use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::window::WindowSlice;
-use crate::driver::Stream;
+use crate::driver::StreamRef;
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
 
 /// What is reduced.
@@ -35,7 +35,7 @@ pub(super) struct Call<'a> {
 
 impl Call<'_> {
     /// Queues the kernel on a stream.
-    pub(super) fn start(&self, stream: Stream) -> Result<()> {
+    pub(super) fn start(&self, stream: StreamRef) -> Result<()> {
         let Self { core, dev_comm, send, recv, dtype, op } = self;
         check_overlap(send, recv)?;
         let bytes = send.range.len();
@@ -67,7 +67,7 @@ impl Call<'_> {
     pub(super) fn run(&self) -> Result<()> {
         let Self { core, .. } = self;
         let stream = core.state().objects.as_ref().map(|objects| objects.stream());
-        self.start(stream.ok_or_else(|| core.closed())?)?;
+        self.start(stream.ok_or_else(|| core.closed())?.into())?;
         wait(core)
     }
 }

@@ -11,7 +11,7 @@ use crate::devr::core::Core;
 use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::flush::message::WindowFlags;
 use crate::devr::window::WindowSlice;
-use crate::driver::Stream;
+use crate::driver::StreamRef;
 use crate::error::{Error, FailureCause, Misuse, Phase, Result};
 use crate::ids::{LsaRank, Rank};
 
@@ -61,7 +61,7 @@ impl Call {
     }
 
     /// Queues it on a stream of the device.
-    pub(super) fn queue(self, stream: Stream) -> Result<()> {
+    pub(super) fn queue(self, stream: StreamRef) -> Result<()> {
         let Some(call) = self.on_device() else {
             let info = self.core.driver.info();
             return Err(misuse(format!(

@@ -9,7 +9,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::device::abi;
 use crate::driver::launches::Launches;
-use crate::driver::{DeviceError, Driver, Launch, Stream};
+use crate::driver::{DeviceError, Driver, Launch, StreamRef};
 
 /// The parameter of the all-reduce kernels: `AllReduce` in `kernels/all_reduce.cu`.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
@@ -40,7 +40,7 @@ pub(crate) struct AllReduce {
 pub(crate) fn all_reduce(
     launches: &Launches,
     driver: &Arc<dyn Driver>,
-    stream: Stream,
+    stream: StreamRef,
     kernel: &str,
     (blocks, threads): (u32, u32),
     parameter: &AllReduce,

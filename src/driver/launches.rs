@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::passing::Passing;
-use super::{DeviceError, Driver, Launch, Stream};
+use super::{DeviceError, Driver, Launch, Stream, StreamRef};
 
 /// The last one.
 #[derive(Debug, Default)]
@@ -18,26 +18,41 @@ impl Launches {
     /// Queues a kernel behind those that were queued before, on whichever stream: they share barriers. Into a graph
     /// that is being captured it goes without that order, and nothing is known of when the graph runs.
     ///
+    /// On another stream than the last one it waits for all that is queued on that one by now, unless that was marked.
+    ///
     /// # Safety
     /// As [`Driver::launch`], until the point that [`Launches::last`] gives, or the graph's last run, has passed.
     pub(crate) unsafe fn launch(
         &self,
         driver: &Arc<dyn Driver>,
-        stream: Stream,
+        stream: StreamRef,
         launch: &Launch<'_>,
     ) -> Result<(), DeviceError> {
         let mut last = self.last.lock();
-        let is_captured = driver.is_capturing(stream)?;
+        let number = stream.number();
         if let Some((before, passing)) = &*last
-            && *before != stream
+            && *before == number
+            && passing.is_end()
+        {
+            // SAFETY: the caller's promise.
+            unsafe { driver.launch(number, launch) }?;
+            // Else it was marked meanwhile, and before this kernel perhaps.
+            if !passing.is_end() {
+                *last = Some((number, Passing::of_end(driver, stream)?));
+            }
+            return Ok(());
+        }
+        let is_captured = driver.is_capturing(number)?;
+        if let Some((before, passing)) = &*last
+            && *before != number
             && !is_captured
         {
-            passing.hold_back(stream)?;
+            passing.hold_back(number)?;
         }
         // SAFETY: the caller's promise.
-        unsafe { driver.launch(stream, launch) }?;
+        unsafe { driver.launch(number, launch) }?;
         if !is_captured {
-            *last = Some((stream, Passing::of(driver, stream)?));
+            *last = Some((number, Passing::of_end(driver, stream)?));
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ pub(crate) mod launches;
 pub(crate) mod page;
 pub(crate) mod passing;
 pub(crate) mod range;
+mod stream_ref;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use self::batch::Batch;
+pub use self::stream_ref::StreamRef;
 
 pub mod buffers;
 #[cfg(feature = "cuda")]

@@ -4,49 +4,114 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{DeviceError, Driver, Event, Stream};
+use super::{Call, DeviceError, DeviceProblem, Driver, Event, Stream, StreamRef};
 
-/// A stream's end as it was when this was made. It is asked, never waited for. Clones are the same point.
+/// A stream's end as it was when this was made, or later. It is asked, never waited for. Clones are the same point.
 #[derive(Clone, Debug)]
 pub(crate) struct Passing(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     driver: Arc<dyn Driver>,
-    /// None once the stream has passed it.
-    event: Mutex<Option<Event>>,
+    point: Mutex<Point>,
+}
+
+#[derive(Debug)]
+enum Point {
+    /// The stream's end, wherever that is when somebody asks first: a mark behind each kernel costs more than a small one
+    /// takes. The stream lives as long.
+    End(StreamRef),
+    Marked(Event),
+    Passed,
 }
 
 impl Passing {
     /// Marks the stream's present end.
     pub(crate) fn of(driver: &Arc<dyn Driver>, stream: Stream) -> Result<Self, DeviceError> {
         let event = driver.record(stream)?;
-        Ok(Self(Arc::new(Inner { driver: Arc::clone(driver), event: Mutex::new(Some(event)) })))
+        Ok(Self::new(driver, Point::Marked(event)))
     }
 
-    /// Whether the stream has passed it, asking the device.
-    pub(crate) fn has_passed(&self) -> Result<bool, DeviceError> {
-        let mut event = self.0.event.lock();
-        if let Some(pending) = *event
-            && self.0.driver.done(pending)?
-        {
-            *event = None;
+    /// The stream's present end or a later one: it is marked when somebody asks first, if it is kept until then.
+    pub(crate) fn of_end(driver: &Arc<dyn Driver>, stream: StreamRef) -> Result<Self, DeviceError> {
+        if stream.is_kept() {
+            return Ok(Self::new(driver, Point::End(stream)));
         }
-        Ok(event.is_none())
+        Self::of(driver, stream.number())
+    }
+
+    fn new(driver: &Arc<dyn Driver>, point: Point) -> Self {
+        Self(Arc::new(Inner { driver: Arc::clone(driver), point: Mutex::new(point) }))
+    }
+
+    /// Whether it is not marked yet, so that it is behind whatever was queued before this call.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(*self.0.point.lock(), Point::End(_))
+    }
+
+    /// Whether the stream has passed it, asking the device. It has not while it is captured: there is no mark then.
+    pub(crate) fn has_passed(&self) -> Result<bool, DeviceError> {
+        let mut point = self.0.point.lock();
+        self.0.mark(&mut point)?;
+        if let Point::Marked(event) = *point
+            && self.0.driver.done(event)?
+        {
+            *point = Point::Passed;
+        }
+        Ok(matches!(*point, Point::Passed))
     }
 
     /// Has another stream wait for it, from here on.
+    ///
+    /// # Errors
+    /// `Argument` if it must be marked for that and its stream is being captured.
     pub(crate) fn hold_back(&self, stream: Stream) -> Result<(), DeviceError> {
-        self.0.event.lock().map_or(Ok(()), |event| self.0.driver.stream_wait(stream, event))
+        let mut point = self.0.point.lock();
+        self.0.mark(&mut point)?;
+        match *point {
+            Point::Passed => Ok(()),
+            Point::Marked(event) => self.0.driver.stream_wait(stream, event),
+            Point::End(_) => {
+                let what =
+                    "the stream of the collective before this one, on another stream, is being captured: \
+                            this one cannot be queued behind it until the capture has ended"
+                        .to_owned();
+                Err(DeviceError::new(Call::StreamWait, DeviceProblem::Argument { what }))
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Marks the end, unless its stream is being captured.
+    fn mark(&self, point: &mut Point) -> Result<(), DeviceError> {
+        let Point::End(stream) = &*point else { return Ok(()) };
+        let number = stream.number();
+        if !is_capturing(&*self.driver, number)? {
+            *point = Point::Marked(self.driver.record(number)?);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(event) = self.event.get_mut().take()
+        if let Point::Marked(event) = *self.point.get_mut()
             && let Err(error) = self.driver.event_destroy(event)
         {
             tracing::error!(%error, "device.undo_failed");
         }
     }
 }
+
+/// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
+/// be asked then.
+pub(crate) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
+    match driver.is_capturing(stream) {
+        Err(DeviceError { problem: DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. }, .. }) => Ok(true),
+        asked => asked,
+    }
+}
+
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+const CAPTURE_IMPLICIT: u32 = 906;

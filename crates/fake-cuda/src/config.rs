@@ -15,6 +15,8 @@ pub(crate) struct Config {
     pub(crate) end: Duration,
     /// FAKE_CUDA_ALONE: calls about memory come one at a time.
     pub(crate) alone: bool,
+    /// FAKE_CUDA_LAUNCH=ignored: kernels do nothing.
+    pub(crate) ignores_kernels: bool,
     /// FAKE_CUDA_GRANULARITY: least multiple of sizes and addresses, a power of two of at least a page.
     pub(crate) granularity: usize,
     /// FAKE_CUDA_GRANULARITY_RECOMMENDED
@@ -79,6 +81,7 @@ impl Config {
                 Some("refused") => Fabric::Refused,
                 _ => Fabric::None,
             },
+            ignores_kernels: text("LAUNCH").is_some_and(|word| word == "ignored"),
             alone: number("ALONE", 0) != 0,
             end: Duration::from_millis(size("END_MS", 0) as u64),
             failures: text("FAIL").map(|list| failures(&list)).unwrap_or_default(),

@@ -24,6 +24,7 @@
 //! | `FAKE_CUDA_FABRIC` | `none`, `works`, `only` (no descriptors are exported), `refused` (only the attribute says yes) | none |
 //! | `FAKE_CUDA_ATTRIBUTE_n` | the value of device attribute n; 132 is multicast | a device that lacks that |
 //! | `FAKE_CUDA_END_MS` | how long the driver takes itself apart when the process exits; a call meanwhile, or later, aborts by name | 0 |
+//! | `FAKE_CUDA_LAUNCH` | `ignored`: kernels are taken and do nothing | they are refused: nothing here runs device code |
 //! | `FAKE_CUDA_ALONE` | 1: calls about memory and addresses come one at a time in a process; a second one aborts by name | 0 |
 //! | `FAKE_CUDA_FAIL` | `call:nth:code,...`: the process's n-th call gives the code and does nothing | |
 //!

@@ -10,8 +10,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use cudarc::driver::CudaStream;
 
 use super::ending::Calling;
-use crate::driver::passing::Passing;
-use crate::driver::{DeviceError, DeviceProblem, Driver, Stream};
+use crate::driver::passing::{Passing, is_capturing};
+use crate::driver::{DeviceError, Driver, Stream};
 
 /// What a view keeps.
 pub(super) type Keep = Box<dyn Any + Send + Sync>;
@@ -60,15 +60,6 @@ impl Later {
     }
 }
 
-/// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
-/// be asked then.
-pub(super) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
-    match driver.is_capturing(stream) {
-        Err(DeviceError { problem: DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. }, .. }) => Ok(true),
-        asked => asked,
-    }
-}
-
 /// A stream that cannot be asked may still run.
 fn keep_for_ever(later: Later, why: &dyn fmt::Display) {
     tracing::error!(target: "symwin::driver", %why, "what a view has seen stays mapped: its stream cannot be asked");
@@ -113,9 +104,6 @@ fn serve(incoming: &Receiver<Later>) {
         }
     }
 }
-
-/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
-const CAPTURE_IMPLICIT: u32 = 906;
 
 /// How often streams are asked: the device tells nobody when it is done.
 const POLL: Duration = Duration::from_millis(1);

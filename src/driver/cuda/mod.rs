@@ -32,6 +32,7 @@ mod devices;
 mod ending;
 mod enter;
 mod failures;
+mod kept;
 mod kernels;
 mod later;
 mod pinned;
@@ -55,6 +56,7 @@ pub use self::devices::devices;
 use self::ending::Calling;
 use self::enter::Entered;
 use self::failures::{check, failed, unknown};
+pub(super) use self::kept::KeptStream;
 use self::kernels::Kernels;
 use self::pinned::{CHUNK_BYTES, Chunk, FlagPage, Pool};
 use self::property::{

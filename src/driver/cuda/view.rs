@@ -8,9 +8,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::later::{Keep, drop_later, is_capturing};
+use super::later::{Keep, drop_later};
 use crate::driver::buffers::{Buffer, BufferSlice};
-use crate::driver::passing::Passing;
+use crate::driver::passing::{Passing, is_capturing};
 use crate::driver::{Driver, Stream};
 use crate::error::{Misuse, Result};
 use crate::ids::Rank;
@@ -239,7 +239,7 @@ impl WindowSlice {
 }
 
 /// `CU_STREAM_PER_THREAD`.
-fn is_per_thread(stream: &CudaStream) -> bool {
+pub(super) fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == 2
 }
 

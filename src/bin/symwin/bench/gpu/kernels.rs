@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use symwin::coll::{DType, ReduceOp};
 use symwin::device::abi::KernelComm;
-use symwin::driver::{Driver, Launch, Stream};
+use symwin::driver::{Driver, Launch, StreamRef};
 use symwin::{Communicator, DevCommRequirements, LsaRank, WindowFlags};
 use zerocopy::IntoBytes;
 
@@ -46,19 +46,21 @@ const BARRIER_BARE: Entry = Entry { name: "bare", title: "bare barrier kernel", 
 /// A kernel that is ready to be started on one rank, as often as one likes.
 pub(crate) struct Contestant<'a> {
     queue: &'a Queue,
-    start: Box<dyn Fn(Stream) -> anyhow::Result<()> + 'a>,
+    start: Box<Start<'a>>,
 }
+
+type Start<'a> = dyn Fn(&StreamRef) -> anyhow::Result<()> + 'a;
 
 impl<'a> Contestant<'a> {
     /// `start` queues it once, and keeps all that it works on.
-    fn new(queue: &'a Queue, start: impl Fn(Stream) -> anyhow::Result<()> + 'a) -> Self {
+    fn new(queue: &'a Queue, start: impl Fn(&StreamRef) -> anyhow::Result<()> + 'a) -> Self {
         Self { queue, start: Box::new(start) }
     }
 
     /// A sample's work.
     pub(crate) fn repeat(&self, launches: u32) -> anyhow::Result<()> {
         for _ in 0..launches {
-            (self.start)(self.queue.stream)?;
+            (self.start)(&self.queue.stream)?;
         }
         self.queue.finish()
     }
@@ -85,7 +87,7 @@ fn all_reduce<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> anyho
     let register = || anyhow::Ok(comm.register(&comm.alloc_own(bytes)?, WindowFlags::COLL_SYMMETRIC)?);
     let (send, recv) = (register()?.slice(0..bytes)?, register()?.slice(0..bytes)?);
     Ok(Contestant::new(queue, move |stream| {
-        Ok(comm.all_reduce_on(stream, &send, &recv, dtype, ReduceOp::Sum)?)
+        Ok(comm.all_reduce_on(stream.clone(), &send, &recv, dtype, ReduceOp::Sum)?)
     }))
 }
 
@@ -136,14 +138,14 @@ fn by_hand<'a>(
         let launch = Launch { kernel, blocks, threads, parameter: &parameter };
         // SAFETY: the parameter is that of the kernels in `bench.cu`, and what it leads to is kept here; a contestant
         // waits for its stream before it goes.
-        Ok(unsafe { driver.launch(stream, &launch) }?)
+        Ok(unsafe { driver.launch(stream.number(), &launch) }?)
     }))
 }
 
 /// A rank's stream of kernels.
 pub(crate) struct Queue {
     driver: Arc<dyn Driver>,
-    stream: Stream,
+    stream: StreamRef,
 }
 
 impl Queue {
@@ -153,13 +155,13 @@ impl Queue {
         // Memory of its own: a slab would bring a stream with it, for its zeroes.
         let word = comm.alloc_own(size_of::<u32>())?;
         let driver = Arc::clone(word.driver());
-        let queue = Self { stream: driver.stream_create()?, driver };
+        let queue = Self { stream: stream(&*driver)?, driver };
         // No word of the communicator is looked at, and no time is waited.
         let words = [0, 0, 0, 0, word.address() as u64];
         let parameter = [[0; size_of::<KernelComm>()].as_slice(), words.as_bytes()].concat();
         let launch = Launch { kernel: "symwin_bench_spin", blocks: 1, threads: 32, parameter: &parameter };
         // SAFETY: the parameter is that of the kernels in `bench.cu`; the word is kept until it has run.
-        unsafe { queue.driver.launch(queue.stream, &launch) }?;
+        unsafe { queue.driver.launch(queue.stream.number(), &launch) }?;
         queue.finish()?;
         Ok(queue)
     }
@@ -167,7 +169,7 @@ impl Queue {
     /// Waits until everything on the stream has run.
     fn finish(&self) -> anyhow::Result<()> {
         let until = Instant::now() + LIMIT;
-        let event = self.driver.record(self.stream)?;
+        let event = self.driver.record(self.stream.number())?;
         while !self.driver.done(event)? {
             ensure!(
                 Instant::now() < until,
@@ -181,12 +183,16 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if let Err(error) = self.driver.stream_destroy(self.stream) {
-            tracing::error!(%error, "bench.undo_failed");
-        }
-    }
+/// A stream as programs have them.
+#[cfg(feature = "cuda")]
+fn stream(driver: &dyn Driver) -> anyhow::Result<StreamRef> {
+    let context = cudarc::driver::CudaContext::new(usize::try_from(driver.info().ordinal)?)?;
+    Ok((&context.new_stream()?).into())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn stream(_: &dyn Driver) -> anyhow::Result<StreamRef> {
+    anyhow::bail!("this build has no GPUs: build it with --features cuda")
 }
 
 /// How long the kernels of a sample may take.

@@ -1,0 +1,184 @@
+//! Streams that collectives are queued on, over `crates/fake-cuda`, where kernels do nothing: when a stream is marked, who
+//! waits for whom, and who keeps it. Run by `scripts/fake-gpu`.
+#![cfg(feature = "cuda")]
+#![allow(unsafe_code, reason = "a stream is held by a function of the host's")]
+#![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
+
+mod common;
+
+use std::ffi::c_void;
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
+
+use common::device::on_gpus;
+use common::*;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaStream, result};
+use symwin::coll::{DType, ReduceOp};
+use symwin::driver::{Call, DeviceProblem, StreamRef};
+use symwin::{Communicator, Error, Window, WindowFlags};
+
+/// One rank, with a window for collectives that some have been queued on.
+struct Rank {
+    world: FaultyWorld,
+    window: Window,
+    context: Arc<CudaContext>,
+}
+
+impl Rank {
+    fn new(config: symwin::Config) -> Self {
+        assert!(on_gpus(), "run by scripts/fake-gpu");
+        let world = faulty_world(&[1], config);
+        let [buffer] = buffers(&world.ranks, 8192).try_into().unwrap();
+        let window = world.ranks[0].register(&buffer, WindowFlags::COLL_SYMMETRIC).unwrap();
+        Self { world, window, context: CudaContext::new(0).unwrap() }
+    }
+
+    fn stream(&self) -> Arc<CudaStream> {
+        self.context.new_stream().unwrap()
+    }
+
+    fn all_reduce(&self, stream: impl Into<StreamRef>) -> symwin::Result<()> {
+        let slice = self.window.slice(0..4096).unwrap();
+        self.world.ranks[0].all_reduce_on(stream, &slice, &slice, DType::F32, ReduceOp::Sum)
+    }
+
+    fn count(&self, call: Call) -> u64 {
+        self.world.faults[0].count(call)
+    }
+
+    fn communicator(self) -> Communicator {
+        let [comm] = self.world.ranks.try_into().unwrap();
+        comm
+    }
+}
+
+/// Holds a stream until the sender goes.
+fn hold(stream: &Arc<CudaStream>) -> mpsc::Sender<()> {
+    let (sender, receiver) = mpsc::channel();
+    let waiting = Box::into_raw(Box::new(receiver));
+    // SAFETY: the function takes the box that it is given, once.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), wait, waiting.cast()) }.unwrap();
+    sender
+}
+
+unsafe extern "C" fn wait(waiting: *mut c_void) {
+    // SAFETY: `hold` gave it away, to this call alone.
+    let receiver = unsafe { Box::from_raw(waiting.cast::<mpsc::Receiver<()>>()) };
+    // The stream ends when the test does, whatever happens.
+    drop(receiver.recv_timeout(Duration::from_secs(60)));
+}
+
+fn begin_capture(stream: &CudaStream) {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+}
+
+fn end_capture(stream: &Arc<CudaStream>) {
+    drop(
+        stream
+            .end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)
+            .unwrap(),
+    );
+}
+
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn a_kept_stream_is_marked_when_somebody_asks_and_a_number_at_once() {
+    let rank = Rank::new(config());
+    let (stream, other) = (rank.stream(), rank.stream());
+    let marks = rank.count(Call::Record);
+    for _ in 0..5 {
+        rank.all_reduce(&stream).unwrap();
+    }
+    assert_eq!(rank.count(Call::Record) - marks, 0, "nobody has asked");
+    rank.all_reduce(&other).unwrap();
+    assert_eq!(rank.count(Call::Record) - marks, 1, "the other stream waits for the first one");
+    assert_eq!(rank.count(Call::StreamWait), 1);
+    for _ in 0..5 {
+        rank.all_reduce(&*other).unwrap();
+    }
+    assert_eq!(rank.count(Call::Record) - marks, 1, "it is still known to live");
+    for _ in 0..5 {
+        rank.all_reduce(&*stream).unwrap();
+    }
+    assert_eq!(
+        rank.count(Call::Record) - marks,
+        2 + 5,
+        "a number may be no stream any more when somebody asks"
+    );
+}
+
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn a_closed_window_waits_for_what_was_queued_since_its_stream_was_first_used() {
+    let rank = Rank::new(config());
+    let stream = rank.stream();
+    rank.all_reduce(&stream).unwrap();
+    let held = hold(&stream);
+    rank.all_reduce(&stream).unwrap();
+    rank.window.close().unwrap();
+    let polls = rank.count(Call::Done);
+    until("the stream to be asked", || rank.count(Call::Done) > polls + 2);
+    assert_eq!(rank.world.ranks[0].status().table_slots, 1);
+    drop(held);
+    until("the window's places to be free", || rank.world.ranks[0].status().table_slots == 0);
+}
+
+/// Marked by a close, the stream's end is another one for the next collective.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn a_collective_behind_a_mark_is_waited_for_too() {
+    let rank = Rank::new(config().deadline(Duration::from_millis(300)));
+    let [buffer] = buffers(&rank.world.ranks, 8192).try_into().unwrap();
+    let other = rank.world.ranks[0].register(&buffer, WindowFlags::empty()).unwrap();
+    let stream = rank.stream();
+    rank.all_reduce(&stream).unwrap();
+    let first = hold(&stream);
+    other.close().unwrap();
+    until("the stream to be marked", || rank.count(Call::Done) > 2);
+    let second = hold(&stream);
+    rank.all_reduce(&stream).unwrap();
+    drop(first);
+    until("the closed window's places to be free", || rank.world.ranks[0].status().table_slots == 1);
+    let error = rank.communicator().finalize().unwrap_err();
+    assert!(
+        matches!(error, Error::Limit { .. }) && error.to_string().contains("streams of rank 0 to end"),
+        "{error}"
+    );
+    drop(second);
+}
+
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn the_runtime_keeps_a_stream_until_it_needs_it_no_more_and_is_asked_for_nothing_then() {
+    let rank = Rank::new(config());
+    let streams = [rank.stream(), rank.stream()];
+    let weak: Vec<Weak<CudaStream>> = streams.iter().map(Arc::downgrade).collect();
+    rank.all_reduce(&streams[0]).unwrap();
+    drop(streams.map(|stream| (rank.all_reduce(&stream).unwrap(), stream)));
+    assert_eq!(weak[0].strong_count(), 0, "the second one was made to wait for it");
+    assert_eq!(weak[1].strong_count(), 1, "its end may be asked for yet");
+    rank.communicator().finalize().unwrap();
+    assert_eq!(weak[1].strong_count(), 0);
+}
+
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn a_stream_that_is_captured_is_marked_when_the_capture_has_ended() {
+    let rank = Rank::new(config());
+    let (stream, other) = (rank.stream(), rank.stream());
+    rank.all_reduce(&stream).unwrap();
+    begin_capture(&stream);
+    rank.all_reduce(&stream).unwrap();
+    let Error::Device(error) = rank.all_reduce(&other).unwrap_err() else { panic!("not of the device") };
+    assert!(matches!(error.problem, DeviceProblem::Argument { .. }), "{error}");
+    assert!(error.to_string().contains("is being captured"), "{error}");
+    let structs = || rank.world.ranks[0].status().shadow_slots;
+    let before = structs();
+    rank.window.close().unwrap();
+    sync(&rank.world.ranks);
+    assert_eq!(structs(), before, "its end is not known");
+    end_capture(&stream);
+    until("the window's places to be free", || structs() < before);
+    rank.communicator().finalize().unwrap();
+}
