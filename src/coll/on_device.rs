@@ -22,6 +22,7 @@ use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::window::WindowSlice;
 use crate::driver::Stream;
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
+use crate::ids::LsaRank;
 
 /// What is reduced.
 pub(super) struct Call<'a> {
@@ -42,18 +43,19 @@ impl Call<'_> {
         if bytes == 0 {
             return Ok(());
         }
-        let (input, output) = (send.window.device_address(), recv.window.device_address());
-        let (input_offset, output_offset) = (send.range.start as u64, recv.range.start as u64);
-        let alike = (input_offset ^ output_offset).is_multiple_of(VECTOR_BYTES as u64);
-        let has_multimem = dev_comm.device().lsa_multimem.base != 0;
+        // Of windows, which begin at multiples of more.
+        let alike = (send.range.start ^ recv.range.start).is_multiple_of(VECTOR_BYTES);
+        let multimem = dev_comm.device().lsa_multimem;
         let Shape { way, blocks } =
-            Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, has_multimem);
+            Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, multimem.base != 0);
+        let first = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start) as u64;
+        let of_all = |slice: &WindowSlice| slice.window.multimem_address(multimem, slice.range.start as u64);
         let parameter = AllReduce {
             comm: dev_comm.device().to_kernel(),
-            input,
-            output,
-            input_offset,
-            output_offset,
+            input: first(send),
+            output: first(recv),
+            input_multimem: of_all(send),
+            output_multimem: of_all(recv),
             count: (bytes / dtype.size_bytes()) as u64,
             op: *op as u32,
             barrier: 0,
