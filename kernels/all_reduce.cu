@@ -25,6 +25,8 @@ struct AllReduce {
     u64 count;  // elements
     u32 op;
     u32 barrier;
+    u32 is_in_place;  // the output is the input, else they are apart
+    u32 reserved;
 };
 
 enum : u32 { TIMED_OUT = 2 };
@@ -204,7 +206,8 @@ template <typename T> struct Parts {
     __device__ u64 edge(u64 index) const { return index < head ? index : index + skip; }
 };
 
-// One shot: everyone reads all inputs and keeps its results until everyone has read, so the output may be the input.
+// One shot: everyone reads all inputs, and keeps its results until everyone has read where the output is the input. Else
+// they are stored while the peers' word that they have read is on its way.
 // The host sees to it that all elements have a place: HELD vectors and HELD edges for each thread.
 template <typename T, bool EXTREME>
 __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
@@ -230,19 +233,23 @@ __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrie
             }
         }
     }
-    if (!barrier.sync(Order::acq_rel)) return give_up(call);
-    #pragma unroll
-    for (int i = 0; i < HELD; i++) {
-        u64 const index = first + i * step;
-        if (index < parts.n_vectors) parts.vectors.store(me, index, vectors[i]);
-    }
-    if (parts.n_edges != 0) {
+    auto const store = [&] {
+        #pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            u64 const index = first + i * step;
+            if (index < parts.n_vectors) parts.vectors.store(me, index, vectors[i]);
+        }
+        if (parts.n_edges == 0) return;
         #pragma unroll
         for (int i = 0; i < HELD; i++) {
             u64 const index = first + i * step;
             if (index < parts.n_edges) parts.singles.store(me, parts.edge(index), edges[i]);
         }
-    }
+    };
+    barrier.arrive(Order::acq_rel);
+    if (!call.is_in_place) store();
+    if (!barrier.wait(Order::acq_rel)) return give_up(call);
+    if (call.is_in_place) store();
     barrier.end_with_kernel();
 }
 

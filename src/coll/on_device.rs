@@ -38,7 +38,7 @@ impl Call<'_> {
     /// Queues the kernel on a stream.
     pub(super) fn start(&self, stream: Stream) -> Result<()> {
         let Self { core, dev_comm, send, recv, dtype, op } = self;
-        check_overlap(send, recv)?;
+        let is_in_place = is_in_place(send, recv)?;
         let bytes = send.range.len();
         if bytes == 0 {
             return Ok(());
@@ -59,6 +59,8 @@ impl Call<'_> {
             count: (bytes / dtype.size_bytes()) as u64,
             op: *op as u32,
             barrier: 0,
+            is_in_place: is_in_place.into(),
+            reserved: 0,
         };
         let kernel = way.kernel(*dtype);
         let size = (blocks, THREADS);
@@ -158,12 +160,12 @@ fn fail(core: &Arc<Core>) -> Error {
     core.watch.error().unwrap_or_else(|| core.closed())
 }
 
-/// Input and output are the same or apart.
-fn check_overlap(send: &WindowSlice, recv: &WindowSlice) -> Result<()> {
+/// Input and output are the same or apart: which of them.
+fn is_in_place(send: &WindowSlice, recv: &WindowSlice) -> Result<bool> {
     let address = |slice: &WindowSlice| slice.window.address() + slice.range.start;
     let (from, to, len) = (address(send), address(recv), send.range.len());
     if from == to || from.abs_diff(to) >= len {
-        return Ok(());
+        return Ok(from == to);
     }
     let what = format!(
         "an all-reduce of {len} bytes from {from:#x} to {to:#x}: on this device the output is the input or does not \

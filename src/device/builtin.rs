@@ -29,6 +29,10 @@ pub(crate) struct AllReduce {
     pub(crate) op: u32,
     /// The barrier of block 0.
     pub(crate) barrier: u32,
+    /// 1 if the output is the input, 0 if they are apart.
+    pub(crate) is_in_place: u32,
+    /// Padding.
+    pub(crate) reserved: u32,
 }
 
 /// Queues an all-reduce behind what was queued before.
