@@ -206,8 +206,8 @@ template <typename T> struct Parts {
     __device__ u64 edge(u64 index) const { return index < head ? index : index + skip; }
 };
 
-// One shot: everyone reads all inputs, and keeps its results until everyone has read where the output is the input. Else
-// they are stored while the peers' word that they have read is on its way.
+// One shot: everyone reads all inputs. Where the output is the input, results are kept until everyone has read; else
+// they are stored while the word of that is on its way.
 // The host sees to it that all elements have a place: HELD vectors and HELD edges for each thread.
 template <typename T, bool EXTREME>
 __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
