@@ -627,13 +627,19 @@ SYMWIN_DEVICE bool is_aborted(DevComm const& comm) {
 
 // When a wait gives up: once the communicator has failed, or after a time. It is asked after each look that was in
 // vain, and most times answers at once: the flag may lie in host memory, and looking at it costs more than the wait.
+// Who counts the looks in a loop of its own asks `check` after `looks_per_check` of them.
 class Patience {
  public:
+  static constexpr u32 looks_per_check = 64;
+
   SYMWIN_DEVICE Patience(u64 abort_flag, u64 timeout_ns) : abort_flag_(abort_flag), timeout_ns_(timeout_ns) {}
 
   SYMWIN_DEVICE bool is_over() {
     looks_ += 1;
-    if (looks_ % looks_per_check != 0) return false;
+    return looks_ % looks_per_check == 0 && check();
+  }
+
+  SYMWIN_DEVICE bool check() {
     if (abort_flag_ != 0 && ld_relaxed(detail::to_pointer<u32 const>(abort_flag_)) != 0) return true;
     if (timeout_ns_ == 0) return false;
     u64 const now = globaltimer();
@@ -642,7 +648,6 @@ class Patience {
   }
 
  private:
-  static constexpr u32 looks_per_check = 64;
   u64 abort_flag_;
   u64 timeout_ns_;
   u64 start_ns_ = 0;
@@ -686,6 +691,11 @@ class LsaBarrier {
 #endif
     own_ = resource_local_pointer<u32>(comm, handle.buffer);
     epoch_ = ld_relaxed(epoch_word());
+    // The rest is worked out while the epoch is on its way, once: rounds are too short for it.
+    first_ = group.rank();
+    size_ = group.size();
+    outbox_ = outbox(first_);
+    inbox_ = inbox(first_);
   }
 
   LsaBarrier(LsaBarrier const&) = delete;
@@ -696,35 +706,42 @@ class LsaBarrier {
   // Group. Stores the epoch for the next session. Nothing else may be called after it.
   SYMWIN_DEVICE void end() {
     if (ended_) return;
+    end_with_kernel();
+    group_.sync();
+  }
+
+  // Group. The same where no other session is on this barrier in this kernel: nobody waits for the store, so it may be
+  // called as soon as the last round is complete.
+  SYMWIN_DEVICE void end_with_kernel() {
+    if (ended_) return;
     ended_ = true;
-    // Each thread has read the epoch by now only if it has passed here.
-    group_.sync();
-    if (group_.rank() == 0) st_relaxed(epoch_word(), epoch_);
-    group_.sync();
+    // Each thread has read the epoch by now only if it has passed here, or in `arrive`.
+    if (!has_arrived_) group_.sync();
+    if (first_ == 0) st_relaxed(epoch_word(), epoch_);
   }
 
   // Group. Tells the peers. Never waits for them.
   SYMWIN_DEVICE void arrive(Order order = Order::acq_rel) {
     group_.sync();
+    has_arrived_ = true;
     if (multimem_) {
       arrive_multimem(order);
       return;
     }
-    u32 const peers = static_cast<u32>(team_.n_ranks - 1);
-    u32 const first = group_.rank(), size = group_.size();
-    if (peers <= size) {
-      if (first < peers) {
-        if (releases(order)) {
-          st_release(outbox(first), epoch_ + 1);
-        } else {
-          st_relaxed(outbox(first), epoch_ + 1);
-        }
+    if (first_ >= peers()) return;
+    u32 const next = epoch_ + 1;
+    if (first_ + size_ >= peers()) {
+      // This thread's only peer.
+      if (releases(order)) {
+        st_release(outbox_, next);
+      } else {
+        st_relaxed(outbox_, next);
       }
       return;
     }
     // One fence for several stores.
     if (releases(order)) fence_acq_rel_sys();
-    for (u32 i = first; i < peers; i += size) st_relaxed(outbox(i), epoch_ + 1);
+    for (u32 i = first_; i < peers(); i += size_) st_relaxed(outbox(i), next);
   }
 
   // Group. Waits for the peers, as long as the device communicator says.
@@ -735,16 +752,18 @@ class LsaBarrier {
     Patience patience(comm_.abort_flag, timeout_ns);
     u32 const step = multimem_ ? static_cast<u32>(team_.n_ranks) : 1;
     u32 const next = epoch_ + step;
-    bool is_there = true;
+    // As numbers: NVRTC 12 packs and unpacks a bool on its way to `all`.
+    u32 is_there = 1;
     if (multimem_) {
-      if (group_.rank() == 0) is_there = poll(own_ + 2 * n() + index_, next, order, patience);
-    } else {
-      u32 const peers = static_cast<u32>(team_.n_ranks - 1);
-      for (u32 i = group_.rank(); is_there && i < peers; i += group_.size()) {
-        is_there = poll(own_ + inbox_of(peer(i)), next, order, patience);
+      if (first_ == 0) is_there = poll(own_ + 2 * n() + index_, next, order, patience);
+    } else if (first_ < peers()) {
+      is_there = poll(inbox_, next, order, patience);
+      // Only a thread with several peers has a loop: what comes behind the last look is in every round's time.
+      for (u32 i = first_ + size_; i < peers() && is_there != 0; i += size_) {
+        is_there = poll(inbox(i), next, order, patience);
       }
     }
-    if (!group_.all(is_there)) return false;
+    if (!group_.all(is_there != 0)) return false;
     epoch_ = next;
     return true;
   }
@@ -769,6 +788,8 @@ class LsaBarrier {
  private:
   SYMWIN_DEVICE u32 n() const { return static_cast<u32>(handle_.n_barriers); }
 
+  SYMWIN_DEVICE u32 peers() const { return static_cast<u32>(team_.n_ranks - 1); }
+
   SYMWIN_DEVICE u32* epoch_word() const { return own_ + (multimem_ ? 0 : n()) + index_; }
 
   // The i-th peer: first the next rank, so that not all ranks store to the same one at once.
@@ -781,13 +802,15 @@ class LsaBarrier {
     return 3 * n() + index_ * static_cast<u32>(team_.n_ranks) + static_cast<u32>(from);
   }
 
+  SYMWIN_DEVICE u32 const* inbox(u32 i) const { return own_ + inbox_of(peer(i)); }
+
   SYMWIN_DEVICE u32* outbox(u32 i) const {
     return resource_team_pointer<u32>(comm_, handle_.buffer, team_, peer(i)) + inbox_of(team_.rank);
   }
 
   SYMWIN_DEVICE void arrive_multimem(Order order) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (group_.rank() != 0) return;
+    if (first_ != 0) return;
     u32* const inboxes = resource_multimem_pointer<u32>(comm_, handle_.buffer, object_) + 2 * n() + index_;
     if (releases(order)) {
       multimem_red_add_release(inboxes, 1);
@@ -798,12 +821,15 @@ class LsaBarrier {
   }
 
   // Looks until `word` is `awaited` or later, on a circle of 2^32.
-  static SYMWIN_DEVICE bool poll(u32 const* word, u32 awaited, Order order, Patience& patience) {
-    for (;;) {
-      u32 const got = acquires(order) ? ld_acquire(word) : ld_relaxed(word);
-      if (got - awaited <= 0x7fffffffu) return true;
-      if (patience.is_over()) return false;
-    }
+  static SYMWIN_DEVICE u32 poll(u32 const* word, u32 awaited, Order order, Patience& patience) {
+    do {
+#pragma unroll 1
+      for (u32 look = 0; look < Patience::looks_per_check; ++look) {
+        u32 const got = acquires(order) ? ld_acquire(word) : ld_relaxed(word);
+        if (got - awaited <= 0x7fffffffu) return 1;
+      }
+    } while (!patience.check());
+    return 0;
   }
 
   Group group_;
@@ -813,9 +839,14 @@ class LsaBarrier {
   u32 index_;
   MultimemHandle object_;
   bool multimem_;
+  bool has_arrived_ = false;
   bool ended_ = false;
   u32* own_;
   u32 epoch_;
+  u32 first_;  // this thread in the group, which is also the first peer that it sees to
+  u32 size_;   // of the group, which is from one of its peers to the next
+  u32* outbox_;
+  u32 const* inbox_;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------

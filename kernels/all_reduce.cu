@@ -14,16 +14,19 @@ namespace symwin_all_reduce {
 
 enum Op : u32 { SUM, MEAN, MIN, MAX };
 
-// What the host passes by value: `Parameter` in src/device/builtin.rs.
+// What the host passes by value: `AllReduce` in src/device/builtin.rs. Addresses and not windows: reading these first
+// would be in every launch's time.
 struct AllReduce {
     DevComm comm;
-    Window const* input;
-    Window const* output;
-    u64 input_offset;  // bytes
-    u64 output_offset;
+    u64 input;  // LSA rank 0's; the others lie as far apart as in every window of the communicator
+    u64 output;
+    u64 input_multimem;  // all ranks' at once, for the kernels that go through the switch
+    u64 output_multimem;
     u64 count;  // elements
     u32 op;
     u32 barrier;
+    u32 is_in_place;  // the output is the input, else they are apart
+    u32 reserved;
 };
 
 enum : u32 { TIMED_OUT = 2 };
@@ -106,9 +109,8 @@ template <typename T, bool EXTREME> struct Partial {
         }
     }
 
-    __device__ T result(u32 op, u32 inputs) const {
-        return Number<T>::narrow(!EXTREME && op == MEAN ? Number<T>::mean(value, inputs) : value);
-    }
+    __device__ T result() const { return Number<T>::narrow(value); }
+    __device__ T mean(u32 inputs) const { return Number<T>::narrow(Number<T>::mean(value, inputs)); }
 };
 
 // 16 bytes of elements.
@@ -123,18 +125,18 @@ template <typename T> struct Single {
     T at[1];
 };
 
-// Where inputs and outputs of this rank's call are. Neighbours lie the same distance apart, so a peer is an addition.
+// Where inputs and outputs of this rank's call are. Neighbours lie the same distance apart, so a peer is an addition to
+// the high half of an address.
 template <typename V> struct Places {
-    char* input;
-    char* output;
-    u64 input_stride;
-    u64 output_stride;
+    u64 input;
+    u64 output;
+    u32 stride_4g;
 
     __device__ V load(u32 rank, u64 index) const {
-        return *reinterpret_cast<V const*>(input + rank * input_stride + index * sizeof(V));
+        return *detail::to_pointer<V const>(detail::strided(input + index * sizeof(V), stride_4g, i32(rank)));
     }
     __device__ void store(u32 rank, u64 index, V const& value) const {
-        *reinterpret_cast<V*>(output + rank * output_stride + index * sizeof(V)) = value;
+        *detail::to_pointer<V>(detail::strided(output + index * sizeof(V), stride_4g, i32(rank))) = value;
     }
 };
 
@@ -158,8 +160,14 @@ __device__ V combine(Places<V> const& places, u64 index, u32 op, u32 ranks) {
         }
     }
     V result;
-    #pragma unroll
-    for (int j = 0; j < V::LEN; j++) result.at[j] = partial[j].result(op, ranks);
+    // One branch for all elements.
+    if (!EXTREME && op == MEAN) {
+        #pragma unroll
+        for (int j = 0; j < V::LEN; j++) result.at[j] = partial[j].mean(ranks);
+    } else {
+        #pragma unroll
+        for (int j = 0; j < V::LEN; j++) result.at[j] = partial[j].result();
+    }
     return result;
 }
 
@@ -181,26 +189,25 @@ template <typename T> struct Parts {
     u64 skip;
 
     __device__ explicit Parts(AllReduce const& call) {
-        char* const input = lsa_pointer<char>(*call.input, call.input_offset, 0);
-        char* const output = lsa_pointer<char>(*call.output, call.output_offset, 0);
-        u64 const input_stride = u64(call.input->stride_4g) << 32;
-        u64 const output_stride = u64(call.output->stride_4g) << 32;
         u64 const count = call.count;
-        bool const alike = ((u64(input) ^ u64(output)) & 15) == 0;
-        u64 const to_align = ((16 - (u64(input) & 15)) & 15) / sizeof(T);
+        bool const alike = ((call.input ^ call.output) & 15) == 0;
+        u64 const to_align = ((16 - (call.input & 15)) & 15) / sizeof(T);
         head = alike && to_align < count ? to_align : count;
         n_vectors = (count - head) / Vector<T>::LEN;
         skip = n_vectors * Vector<T>::LEN;
         n_edges = count - skip;
-        singles = Places<Single<T>>{input, output, input_stride, output_stride};
+        // That of all windows of the communicator.
+        u32 const stride_4g = call.comm.resource.stride_4g;
+        singles = Places<Single<T>>{call.input, call.output, stride_4g};
         u64 const skipped = head * sizeof(T);
-        vectors = Places<Vector<T>>{input + skipped, output + skipped, input_stride, output_stride};
+        vectors = Places<Vector<T>>{call.input + skipped, call.output + skipped, stride_4g};
     }
 
     __device__ u64 edge(u64 index) const { return index < head ? index : index + skip; }
 };
 
-// One shot: everyone reads all inputs and keeps its results until everyone has read, so the output may be the input.
+// One shot: everyone reads all inputs. Where the output is the input, results are kept until everyone has read; else
+// they are stored while the word of that is on its way.
 // The host sees to it that all elements have a place: HELD vectors and HELD edges for each thread.
 template <typename T, bool EXTREME>
 __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrier<Cta>& barrier) {
@@ -215,15 +222,35 @@ __device__ void one_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrie
     for (int i = 0; i < HELD; i++) {
         u64 const index = first + i * step;
         if (index < parts.n_vectors) vectors[i] = combine<T, EXTREME>(parts.vectors, index, call.op, ranks);
-        if (index < parts.n_edges) edges[i] = combine<T, EXTREME>(parts.singles, parts.edge(index), call.op, ranks);
     }
-    if (!barrier.sync(Order::acq_rel)) return give_up(call);
-    #pragma unroll
-    for (int i = 0; i < HELD; i++) {
-        u64 const index = first + i * step;
-        if (index < parts.n_vectors) parts.vectors.store(me, index, vectors[i]);
-        if (index < parts.n_edges) parts.singles.store(me, parts.edge(index), edges[i]);
+    // Most calls have none.
+    if (parts.n_edges != 0) {
+        #pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            u64 const index = first + i * step;
+            if (index < parts.n_edges) {
+                edges[i] = combine<T, EXTREME>(parts.singles, parts.edge(index), call.op, ranks);
+            }
+        }
     }
+    auto const store = [&] {
+        #pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            u64 const index = first + i * step;
+            if (index < parts.n_vectors) parts.vectors.store(me, index, vectors[i]);
+        }
+        if (parts.n_edges == 0) return;
+        #pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            u64 const index = first + i * step;
+            if (index < parts.n_edges) parts.singles.store(me, parts.edge(index), edges[i]);
+        }
+    };
+    barrier.arrive(Order::acq_rel);
+    if (!call.is_in_place) store();
+    if (!barrier.wait(Order::acq_rel)) return give_up(call);
+    if (call.is_in_place) store();
+    barrier.end_with_kernel();
 }
 
 template <typename V>
@@ -258,6 +285,7 @@ __device__ void two_shot(AllReduce const& call, Parts<T> const& parts, LsaBarrie
     }
     share_edges<T, EXTREME>(call, parts, first, step);
     if (!barrier.sync(Order::acq_rel)) give_up(call);
+    barrier.end_with_kernel();
 }
 
 template <typename T, bool EXTREME, bool ONE_SHOT>
@@ -336,8 +364,8 @@ __device__ void multimem(AllReduce const& call) {
     u64 const step = u64(gridDim.x) * blockDim.x;
     u64 const first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     u64 const skipped = parts.head * sizeof(T);
-    Unit* const input = lsa_multimem_pointer<Unit>(call.comm, *call.input, call.input_offset + skipped);
-    Unit* const output = lsa_multimem_pointer<Unit>(call.comm, *call.output, call.output_offset + skipped);
+    Unit* const input = detail::to_pointer<Unit>(call.input_multimem + skipped);
+    Unit* const output = detail::to_pointer<Unit>(call.output_multimem + skipped);
     u64 const units = parts.n_vectors * (sizeof(Vector<T>) / sizeof(Unit));
     u64 const end = units * (me + 1) / ranks;
     if (!barrier.sync(Order::acq_rel)) return give_up(call);
@@ -358,6 +386,7 @@ __device__ void multimem(AllReduce const& call) {
     }
     share_edges<T, false>(call, parts, first, step);
     if (!barrier.sync(Order::acq_rel)) give_up(call);
+    barrier.end_with_kernel();
 }
 
 #endif  // sm_90

@@ -165,7 +165,7 @@ fn holds(bytes: &[u8], text: &[u8]) -> bool {
 fn the_parameters_of_the_kernels_have_their_sizes() {
     let Some(compiler) = compiler() else { return };
     let comm = size_of::<abi::KernelComm>();
-    for (stem, name, size) in [("all_reduce", "AllReduce", comm + 48), ("bench", "Bench", comm + 40)] {
+    for (stem, name, size) in [("all_reduce", "AllReduce", comm + 56), ("bench", "Bench", comm + 40)] {
         let path = kernels().into_iter().find(|path| path.file_stem().unwrap() == stem).unwrap();
         let check = format!("\nstatic_assert(sizeof({name}) == {size}, \"size\");\n");
         let source = fs::read_to_string(path).unwrap() + &check;
@@ -286,7 +286,8 @@ fn a_barrier_is_made_of_the_wanted_instructions() {
     for arch in &compiler.1 {
         let ptx = compiler.ptx(BARRIER, "barrier.cu", &Options::new(arch));
         let least = kernel(&ptx, "least");
-        assert_eq!(count(least, "ld.acquire.sys.global.u32"), 1, "one place to look in, for {arch}");
+        // A thread's first peer and the others, which few threads have.
+        assert_eq!(count(least, "ld.acquire.sys.global.u32"), 2, "two places to look in, for {arch}");
         assert_eq!(count(least, "st.release.sys.global.u32"), 1, "one release for each thread, for {arch}");
         assert_eq!(count(least, "multimem."), 0, "for {arch}");
         let multimem = kernel(&ptx, "multimem_cta");

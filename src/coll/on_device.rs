@@ -22,6 +22,7 @@ use crate::devr::dev_comm_handle::DevComm;
 use crate::devr::window::WindowSlice;
 use crate::driver::StreamRef;
 use crate::error::{Error, Failure, FailureCause, Misuse, Phase, Result};
+use crate::ids::LsaRank;
 
 /// What is reduced.
 pub(super) struct Call<'a> {
@@ -37,26 +38,29 @@ impl Call<'_> {
     /// Queues the kernel on a stream.
     pub(super) fn start(&self, stream: StreamRef) -> Result<()> {
         let Self { core, dev_comm, send, recv, dtype, op } = self;
-        check_overlap(send, recv)?;
+        let is_in_place = is_in_place(send, recv)?;
         let bytes = send.range.len();
         if bytes == 0 {
             return Ok(());
         }
-        let (input, output) = (send.window.device_address(), recv.window.device_address());
-        let (input_offset, output_offset) = (send.range.start as u64, recv.range.start as u64);
-        let alike = (input_offset ^ output_offset).is_multiple_of(VECTOR_BYTES as u64);
-        let has_multimem = dev_comm.device().lsa_multimem.base != 0;
+        // Of windows, which begin at multiples of more.
+        let alike = (send.range.start ^ recv.range.start).is_multiple_of(VECTOR_BYTES);
+        let multimem = dev_comm.device().lsa_multimem;
         let Shape { way, blocks } =
-            Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, has_multimem);
+            Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, multimem.base != 0);
+        let first = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start) as u64;
+        let of_all = |slice: &WindowSlice| slice.window.multimem_address(multimem, slice.range.start as u64);
         let parameter = AllReduce {
             comm: dev_comm.device().to_kernel(),
-            input,
-            output,
-            input_offset,
-            output_offset,
+            input: first(send),
+            output: first(recv),
+            input_multimem: of_all(send),
+            output_multimem: of_all(recv),
             count: (bytes / dtype.size_bytes()) as u64,
             op: *op as u32,
             barrier: 0,
+            is_in_place: is_in_place.into(),
+            reserved: 0,
         };
         let kernel = way.kernel(*dtype);
         let size = (blocks, THREADS);
@@ -156,12 +160,12 @@ fn fail(core: &Arc<Core>) -> Error {
     core.watch.error().unwrap_or_else(|| core.closed())
 }
 
-/// Input and output are the same or apart.
-fn check_overlap(send: &WindowSlice, recv: &WindowSlice) -> Result<()> {
+/// Input and output are the same or apart: which of them.
+fn is_in_place(send: &WindowSlice, recv: &WindowSlice) -> Result<bool> {
     let address = |slice: &WindowSlice| slice.window.address() + slice.range.start;
     let (from, to, len) = (address(send), address(recv), send.range.len());
     if from == to || from.abs_diff(to) >= len {
-        return Ok(());
+        return Ok(from == to);
     }
     let what = format!(
         "an all-reduce of {len} bytes from {from:#x} to {to:#x}: on this device the output is the input or does not \

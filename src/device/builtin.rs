@@ -17,18 +17,22 @@ use crate::driver::{DeviceError, Driver, Launch, StreamRef};
 pub(crate) struct AllReduce {
     /// The collectives' device communicator.
     pub(crate) comm: abi::KernelComm,
-    /// Device addresses of the windows' structs.
+    /// Addresses of LSA rank 0's parts, and not of the windows' structs: to read these first would take a kernel time.
     pub(crate) input: u64,
     pub(crate) output: u64,
-    /// In bytes.
-    pub(crate) input_offset: u64,
-    pub(crate) output_offset: u64,
+    /// Addresses of all ranks' parts at once; for nothing where the device communicator has no multicast object.
+    pub(crate) input_multimem: u64,
+    pub(crate) output_multimem: u64,
     /// In elements.
     pub(crate) count: u64,
     /// As the kernels number them: sum, mean, min, max.
     pub(crate) op: u32,
     /// The barrier of block 0.
     pub(crate) barrier: u32,
+    /// 1 if the output is the input, 0 if they are apart.
+    pub(crate) is_in_place: u32,
+    /// Padding.
+    pub(crate) reserved: u32,
 }
 
 /// Queues an all-reduce behind what was queued before.

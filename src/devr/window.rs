@@ -21,6 +21,7 @@ use super::shadow::Slot;
 use super::table::TableSlot;
 use super::team::Team;
 use super::zoo::Bug;
+use crate::device::abi::MultimemHandle;
 use crate::device::peer::View;
 use crate::device::{DeviceWindow, Kernel};
 #[cfg(feature = "cuda")]
@@ -403,10 +404,16 @@ impl Window {
         Err(Misuse::OutOfRange { what, offset: offset as u64, len: len as u64, size: size as u64 })
     }
 
-    fn lsa_address(&self, lsa: LsaRank, offset: usize) -> usize {
+    /// What kernels make of the window's struct: see `device/pointer.rs`. Nothing is checked.
+    pub(crate) fn lsa_address(&self, lsa: LsaRank, offset: usize) -> usize {
         let first = usize::try_from(self.0.place.first).unwrap_or(usize::MAX);
         let stride = self.0.core.agreed.stride_bytes();
         first + lsa.index() * stride + offset
+    }
+
+    /// The same in a multicast object.
+    pub(crate) fn multimem_address(&self, object: MultimemHandle, offset: u64) -> u64 {
+        object.base.wrapping_add(self.offset()).wrapping_add(offset)
     }
 }
 

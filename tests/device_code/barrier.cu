@@ -26,7 +26,7 @@ extern "C" __global__ void of_a_team(DevComm comm, LsaBarrierHandle handle, Mult
   Team const pairs = team_inner_factor(team_lsa(comm), 2);
   LsaBarrier<Cta> barrier(Cta(), comm, pairs, handle, 0, true, object);
   barrier.sync();
-  barrier.end();
+  barrier.end_with_kernel();
 }
 
 // The least that a barrier comes to, for those who count.
