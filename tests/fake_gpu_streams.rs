@@ -66,7 +66,7 @@ unsafe extern "C" fn wait(waiting: *mut c_void) {
     // SAFETY: `hold` gave it away, to this call alone.
     let receiver = unsafe { Box::from_raw(waiting.cast::<mpsc::Receiver<()>>()) };
     // The stream ends when the test does, whatever happens.
-    drop(receiver.recv_timeout(Duration::from_secs(60)));
+    let _waited = receiver.recv_timeout(Duration::from_secs(60));
 }
 
 fn begin_capture(stream: &CudaStream) {
