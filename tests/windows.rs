@@ -342,6 +342,14 @@ fn bounds_of_every_getter() {
         assert_eq!(window.local_ptr(17).unwrap(), window.lsa_ptr(LsaRank::new(2), 17).unwrap());
         let step = window.lsa_ptr(LsaRank::new(3), 0).unwrap().addr() - window.local_ptr(0).unwrap().addr();
         assert_eq!(step as u64, ranks[2].stride());
+        // What the host works out for kernels is what they would make of the window's struct.
+        let dev = dev_comms(&ranks, &DevCommRequirements::new());
+        let (address, of_host) = (window.device_address(), |rank| window.lsa_ptr(rank, 17).unwrap().addr());
+        for rank in (0..4).map(LsaRank::new) {
+            let of_kernel = dev[2].run(|k| Ok(k.window(address)?.lsa_ptr(rank, 17)?.addr())).unwrap();
+            assert_eq!(of_kernel, of_host(rank));
+        }
+        drop(dev);
         let out =
             |result: symwin::Result<()>| matches!(result, Err(Error::Misuse(Misuse::OutOfRange { .. })));
         assert!(window.peer_ptr(me, 4999).is_ok());

@@ -43,19 +43,21 @@ impl Call<'_> {
         if bytes == 0 {
             return Ok(());
         }
-        // Of windows, which begin at multiples of more.
-        let alike = (send.range.start ^ recv.range.start).is_multiple_of(VECTOR_BYTES);
+        let first = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start);
+        let of_all =
+            |slice: &WindowSlice, object| slice.window.multimem_address(object, slice.range.start as u64);
+        let (input, output) = (first(send), first(recv));
+        // As the kernels see it.
+        let alike = (input ^ output).is_multiple_of(VECTOR_BYTES);
         let multimem = dev_comm.device().lsa_multimem;
         let Shape { way, blocks } =
             Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, multimem.base != 0);
-        let first = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start) as u64;
-        let of_all = |slice: &WindowSlice| slice.window.multimem_address(multimem, slice.range.start as u64);
         let parameter = AllReduce {
             comm: dev_comm.device().to_kernel(),
-            input: first(send),
-            output: first(recv),
-            input_multimem: of_all(send),
-            output_multimem: of_all(recv),
+            input: input as u64,
+            output: output as u64,
+            input_multimem: of_all(send, multimem),
+            output_multimem: of_all(recv, multimem),
             count: (bytes / dtype.size_bytes()) as u64,
             op: *op as u32,
             barrier: 0,
@@ -260,7 +262,7 @@ mod tests {
     fn a_kernel_of_one_shot_holds_all_elements() {
         let source = include_str!("../../kernels/all_reduce.cu");
         assert!(source.contains(&format!("HELD = {HELD} }}")));
-        assert!(source.contains(&format!("__launch_bounds__({THREADS})")));
+        assert!(source.contains(&format!("__launch_bounds__({THREADS}, 1)")));
         for dtype in DType::ALL {
             for alike in [false, true] {
                 for bytes in (0..=ONE_SHOT_BYTES + 4096).step_by(4096).skip(1) {
