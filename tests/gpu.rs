@@ -8,155 +8,31 @@
     reason = "these are tests of few ranks; clippy takes helpers for none"
 )]
 
+#[path = "common/gpus.rs"]
+mod gpus;
+
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, DevicePtr, DeviceSlice};
+use gpus::*;
 use half::{bf16, f16};
 use symwin::coll::{DType, ReduceOp};
 use symwin::driver::cuda::{CudaDriver, devices};
-use symwin::driver::{DeviceProblem, Driver, Launch, Stream};
+use symwin::driver::{DeviceProblem, Driver, Stream};
 use symwin::error::{Cause, Misuse, Reason};
-use symwin::{
-    Buffer, Communicator, Config, DevComm, DevCommRequirements, Error, Group, Rank, Region, Window,
-    WindowFlags,
-};
+use symwin::{Buffer, Communicator, Config, Error, Group, Rank, Region, WindowFlags};
 use zerocopy::IntoBytes;
-
-const MIB: usize = 1 << 20;
-
-/// A world of threads' ranks that all share the first GPU.
-struct World {
-    ranks: Vec<Communicator>,
-    gpu: Arc<CudaDriver>,
-}
-
-fn world(ranks: u32) -> World {
-    world_with(ranks, Config::new().deadline(Duration::from_secs(20)))
-}
-
-fn world_with(ranks: u32, config: Config) -> World {
-    let gpu = CudaDriver::new(0).unwrap();
-    let shared = Arc::clone(&gpu);
-    let config = config.devices(move |_| Ok(Arc::clone(&shared) as Arc<dyn Driver>));
-    World { ranks: Communicator::in_process_with(ranks, &config).unwrap(), gpu }
-}
-
-impl World {
-    fn alloc(&self, bytes: usize) -> Vec<Buffer> {
-        self.ranks.iter().map(|comm| comm.alloc_own(bytes).unwrap()).collect()
-    }
-
-    fn register(&self, buffers: &[Buffer], flags: WindowFlags) -> Vec<Window> {
-        let group = Group::start();
-        let pending: Vec<_> = self
-            .ranks
-            .iter()
-            .zip(buffers)
-            .map(|(comm, buffer)| group.register(comm, buffer, flags))
-            .collect();
-        group.end().unwrap();
-        pending.into_iter().map(|window| window.wait().unwrap()).collect()
-    }
-
-    fn dev_comms(&self) -> Vec<DevComm> {
-        let group = Group::start();
-        let requirements = || DevCommRequirements::new().lsa_barriers(4);
-        let pending: Vec<_> =
-            self.ranks.iter().map(|comm| group.create_dev_comm(comm, requirements())).collect();
-        group.end().unwrap();
-        pending.into_iter().map(|made| made.wait().unwrap()).collect()
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        self.ranks.iter().map(|_| self.gpu.stream_create().unwrap()).collect()
-    }
-
-    /// Waits for all that was queued.
-    fn join(&self, streams: &[Stream]) {
-        for &stream in streams {
-            let event = self.gpu.record(stream).unwrap();
-            let until = Instant::now() + Duration::from_secs(60);
-            while !self.gpu.done(event).unwrap() {
-                assert!(Instant::now() < until, "a kernel has not ended");
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    fn finalize(self) {
-        for comm in self.ranks {
-            comm.finalize().unwrap();
-        }
-        let counts = self.gpu.counts();
-        assert_eq!((counts.handles, counts.mappings, counts.reservations), (0, 0, 0), "P-5: {counts:?}");
-        assert_eq!((counts.streams, counts.events), (0, 0), "P-5: {counts:?}");
-    }
-}
-
-/// The parameter of the bench kernels.
-fn parameter(
-    dev_comm: &DevComm,
-    window: &Window,
-    stride: u64,
-    result: &Buffer,
-    count: u64,
-    aux: u64,
-) -> Vec<u8> {
-    let memory = window.lsa_ptr(symwin::LsaRank::new(0), 0).unwrap().addr() as u64;
-    let words = [memory, stride, result.address() as u64, count, aux];
-    let comm = dev_comm.device().to_kernel();
-    [comm.as_bytes(), words.as_bytes()].concat()
-}
-
-fn launch(gpu: &CudaDriver, stream: Stream, kernel: &str, (blocks, threads): (u32, u32), parameter: &[u8]) {
-    let launch = Launch { kernel, blocks, threads, parameter };
-    // SAFETY: the parameter is the kernel's, and the tests keep what it leads to until its stream has passed.
-    unsafe { gpu.launch(stream, &launch) }.unwrap();
-}
-
-fn word(buffer: &Buffer) -> u64 {
-    let mut bytes = [0; 8];
-    buffer.read(0, &mut bytes).unwrap();
-    u64::from_le_bytes(bytes)
-}
 
 #[test]
 #[ignore = "needs a GPU"]
 fn every_peer_pointer_is_written_and_read_by_kernels() {
     for ranks in [1, 2, 4, 8] {
         let world = world(ranks);
-        for carved in [false, true] {
-            let buffers: Vec<Buffer> = if carved {
-                world.ranks.iter().map(|comm| comm.alloc(MIB).unwrap()).collect()
-            } else {
-                world.alloc(4 * MIB)
-            };
-            let windows = world.register(&buffers, WindowFlags::empty());
-            let dev_comms = world.dev_comms();
-            let results = world.alloc(8);
-            let streams = world.streams();
-            for (rank, &stream) in streams.iter().enumerate() {
-                let stride = world.ranks[rank].stride();
-                let parameter = parameter(&dev_comms[rank], &windows[rank], stride, &results[rank], 7777, 0);
-                launch(&world.gpu, stream, "symwin_bench_peers", (1, 32), &parameter);
-            }
-            world.join(&streams);
-            for (rank, result) in results.iter().enumerate() {
-                assert_eq!(word(result), 0, "rank {rank} of {ranks} saw wrong marks, carved: {carved}");
-                for peer in 0..ranks as usize {
-                    // The same through the host's copies: what rank wrote to the peer.
-                    let mut seen = [0; 8];
-                    windows[0].read(Rank::new(peer as u32), 8 * rank, &mut seen).unwrap();
-                    assert_eq!(u64::from_le_bytes(seen), 7777 + 100 * rank as u64 + peer as u64);
-                }
-            }
-            for stream in streams {
-                world.gpu.stream_destroy(stream).unwrap();
-            }
-        }
+        world.check_peers(&world.alloc(4 * MIB));
+        world.check_peers(&world.carve(MIB));
         world.finalize();
     }
 }
