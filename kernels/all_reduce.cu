@@ -395,11 +395,9 @@ __device__ void multimem(AllReduce const& call) {
 
 using namespace symwin_all_reduce;
 
-// One block on each multiprocessor is enough: there are fewer blocks. With room for a second one, registers are spilled
-// in front of the barriers, whose fences then wait for that.
 #define ALL_REDUCE(NAME, TYPE)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(512, 1) symwin_all_reduce_one_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, true>(call); } \
-    extern "C" __global__ void __launch_bounds__(512, 1) symwin_all_reduce_two_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, false>(call); }
+    extern "C" __global__ void __launch_bounds__(512) symwin_all_reduce_one_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, true>(call); } \
+    extern "C" __global__ void __launch_bounds__(512) symwin_all_reduce_two_shot_##NAME(__grid_constant__ AllReduce const call) { dispatch<TYPE, false>(call); }
 
 ALL_REDUCE(f32, float)
 ALL_REDUCE(f64, double)
@@ -412,7 +410,7 @@ ALL_REDUCE(bf16, bf16)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 #define ALL_REDUCE_MULTIMEM(NAME, TYPE)                                            \
-    extern "C" __global__ void __launch_bounds__(512, 1)                              \
+    extern "C" __global__ void __launch_bounds__(512)                              \
         symwin_all_reduce_multimem_##NAME(__grid_constant__ AllReduce const call) { \
         multimem<TYPE>(call);                                                      \
     }

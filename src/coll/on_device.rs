@@ -262,7 +262,7 @@ mod tests {
     fn a_kernel_of_one_shot_holds_all_elements() {
         let source = include_str!("../../kernels/all_reduce.cu");
         assert!(source.contains(&format!("HELD = {HELD} }}")));
-        assert!(source.contains(&format!("__launch_bounds__({THREADS}, 1)")));
+        assert!(source.contains(&format!("__launch_bounds__({THREADS})")));
         for dtype in DType::ALL {
             for alike in [false, true] {
                 for bytes in (0..=ONE_SHOT_BYTES + 4096).step_by(4096).skip(1) {
