@@ -162,18 +162,24 @@ fn fail(core: &Arc<Core>) -> Error {
     core.watch.error().unwrap_or_else(|| core.closed())
 }
 
-/// Input and output are the same or apart: which of them.
+/// Input and output are the same or apart: which of them. Asked of the addresses of the buffers and of those in the flat
+/// range, as one memory may have several of either.
 fn is_in_place(send: &WindowSlice, recv: &WindowSlice) -> Result<bool> {
-    let address = |slice: &WindowSlice| slice.window.address() + slice.range.start;
-    let (from, to, len) = (address(send), address(recv), send.range.len());
-    if from == to || from.abs_diff(to) >= len {
-        return Ok(from == to);
+    let owned = |slice: &WindowSlice| slice.window.address() + slice.range.start;
+    let flat = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start);
+    let len = send.range.len();
+    let mut is_in_place = false;
+    for (from, to) in [(owned(send), owned(recv)), (flat(send), flat(recv))] {
+        is_in_place |= from == to;
+        if from != to && from.abs_diff(to) < len {
+            let what = format!(
+                "an all-reduce of {len} bytes from {from:#x} to {to:#x}: on this device the output is the input or \
+                 does not overlap it"
+            );
+            return Err(Misuse::Other { what }.into());
+        }
     }
-    let what = format!(
-        "an all-reduce of {len} bytes from {from:#x} to {to:#x}: on this device the output is the input or does not \
-         overlap it"
-    );
-    Err(Misuse::Other { what }.into())
+    Ok(is_in_place)
 }
 
 /// Whether there is a kernel for it, with the result that the other ways have but for the order of additions.

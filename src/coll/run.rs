@@ -69,6 +69,7 @@ impl Call {
                 info.name
             )));
         };
+        stream.check(&*self.core.driver)?;
         on_device::check(&self.core)?;
         call.start(stream)
     }

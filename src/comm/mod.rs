@@ -394,6 +394,7 @@ impl Communicator {
     fn begin_finalize(&self) -> Result<Ticket<Result<Vec<DeviceError>>>> {
         self.finalized.store(true, Ordering::Relaxed);
         let core = &self.shared.core;
+        core.launches.mark();
         let (reply, ticket) = core.runtime.reply();
         if self.shared.actor.queue(CommMsg::Finalize(reply)).is_err() {
             // This handle has not closed it, so its actor was ended: the error says why.
@@ -423,6 +424,7 @@ fn closed_with(errors: Vec<DeviceError>) -> Result<()> {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !self.finalized.load(Ordering::Relaxed) {
+            self.shared.core.launches.mark();
             let _ = self.shared.actor.control(CommMsg::Dropped);
         }
     }

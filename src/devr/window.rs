@@ -440,6 +440,7 @@ impl Inner {
         if let Some(node) = &self.node {
             self.core.index.remove(node);
         }
+        self.core.launches.mark();
         tracing::trace!(comm = %self.core.agreed.name, rank = self.core.agreed.rank.get(), "window.closed");
         self.core.tell_close(Closing {
             slot: self.place.slot,

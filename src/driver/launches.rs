@@ -11,14 +11,20 @@ use super::{DeviceError, Driver, Launch, Stream, StreamRef};
 /// The last one.
 #[derive(Debug, Default)]
 pub(crate) struct Launches {
-    last: Mutex<Option<(Stream, Passing)>>,
+    last: Mutex<Last>,
+}
+
+#[derive(Debug, Default)]
+struct Last {
+    point: Option<(Stream, Passing)>,
+    /// The program uses several streams: what it queues behind a kernel on one may depend on the next one on another, so
+    /// that each is marked at once.
+    on_several: bool,
 }
 
 impl Launches {
     /// Queues a kernel behind those that were queued before, on whichever stream: they share barriers. Into a graph
     /// that is being captured it goes without that order, and nothing is known of when the graph runs.
-    ///
-    /// On another stream than the last one it waits for all that is queued on that one by now, unless that was marked.
     ///
     /// # Safety
     /// As [`Driver::launch`], until the point that [`Launches::last`] gives, or the graph's last run, has passed.
@@ -30,7 +36,7 @@ impl Launches {
     ) -> Result<(), DeviceError> {
         let mut last = self.last.lock();
         let number = stream.number();
-        if let Some((before, passing)) = &*last
+        if let Some((before, passing)) = &last.point
             && *before == number
             && passing.is_end()
         {
@@ -38,13 +44,14 @@ impl Launches {
             unsafe { driver.launch(number, launch) }?;
             // Else it was marked meanwhile, and before this kernel perhaps.
             if !passing.is_end() {
-                *last = Some((number, Passing::of_end(driver, stream)?));
+                last.point = Some((number, Passing::of_end(driver, stream)?));
             }
             return Ok(());
         }
         let is_captured = driver.is_capturing(number)?;
-        if let Some((before, passing)) = &*last
-            && *before != number
+        let is_other = last.point.as_ref().is_some_and(|(before, _)| !stream.is(*before));
+        if let Some((_, passing)) = &last.point
+            && is_other
             && !is_captured
         {
             passing.hold_back(number)?;
@@ -52,18 +59,28 @@ impl Launches {
         // SAFETY: the caller's promise.
         unsafe { driver.launch(number, launch) }?;
         if !is_captured {
-            *last = Some((number, Passing::of_end(driver, stream)?));
+            last.on_several |= is_other;
+            let point =
+                if last.on_several { Passing::of(driver, number) } else { Passing::of_end(driver, stream) };
+            last.point = Some((number, point?));
         }
         Ok(())
     }
 
     /// The point behind the last one, if there was any.
     pub(crate) fn last(&self) -> Option<Passing> {
-        self.last.lock().as_ref().map(|(_, passing)| passing.clone())
+        self.last.lock().point.as_ref().map(|(_, passing)| passing.clone())
+    }
+
+    /// Marks that point, if it can be: see [`Passing::mark`].
+    pub(crate) fn mark(&self) {
+        if let Some(last) = self.last() {
+            last.mark();
+        }
     }
 
     /// Forgets it.
     pub(crate) fn clear(&self) {
-        *self.last.lock() = None;
+        self.last.lock().point = None;
     }
 }

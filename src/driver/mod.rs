@@ -244,6 +244,9 @@ pub enum DeviceProblem {
         /// Which argument, and how.
         what: String,
     },
+    /// A stream that is being captured has no present end.
+    #[error("the stream is being captured: it has no present end that could pass; end the capture first")]
+    Capturing,
     /// The CUDA driver refused.
     #[error("{name} (CUDA error {code})")]
     Cuda {

@@ -44,6 +44,13 @@ impl Passing {
         Self(Arc::new(Inner { driver: Arc::clone(driver), point: Mutex::new(point) }))
     }
 
+    /// Marks it now, if it can be: recording may wait until there is room in the stream, so that who calls the runtime
+    /// does it, and no worker if that can be helped.
+    pub(crate) fn mark(&self) {
+        // Whoever asks for it hears of an error.
+        let _ = self.0.mark(&mut self.0.point.lock());
+    }
+
     /// Whether it is not marked yet, so that it is behind whatever was queued before this call.
     pub(crate) fn is_end(&self) -> bool {
         matches!(*self.0.point.lock(), Point::End(_))
@@ -64,20 +71,14 @@ impl Passing {
     /// Has another stream wait for it, from here on.
     ///
     /// # Errors
-    /// `Argument` if it must be marked for that and its stream is being captured.
+    /// `Capturing` if it must be marked for that and its stream is being captured.
     pub(crate) fn hold_back(&self, stream: Stream) -> Result<(), DeviceError> {
         let mut point = self.0.point.lock();
         self.0.mark(&mut point)?;
         match *point {
             Point::Passed => Ok(()),
             Point::Marked(event) => self.0.driver.stream_wait(stream, event),
-            Point::End(_) => {
-                let what =
-                    "the stream of the collective before this one, on another stream, is being captured: \
-                            this one cannot be queued behind it until the capture has ended"
-                        .to_owned();
-                Err(DeviceError::new(Call::StreamWait, DeviceProblem::Argument { what }))
-            }
+            Point::End(_) => Err(DeviceError::new(Call::StreamWait, DeviceProblem::Capturing)),
         }
     }
 }
@@ -86,9 +87,10 @@ impl Inner {
     /// Marks the end, unless its stream is being captured.
     fn mark(&self, point: &mut Point) -> Result<(), DeviceError> {
         let Point::End(stream) = &*point else { return Ok(()) };
-        let number = stream.number();
-        if !is_capturing(&*self.driver, number)? {
-            *point = Point::Marked(self.driver.record(number)?);
+        match self.driver.record(stream.number()) {
+            Ok(event) => *point = Point::Marked(event),
+            Err(error) if is_of_capture(&error) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -108,9 +110,13 @@ impl Drop for Inner {
 /// be asked then.
 pub(crate) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
     match driver.is_capturing(stream) {
-        Err(DeviceError { problem: DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. }, .. }) => Ok(true),
+        Err(error) if is_of_capture(&error) => Ok(true),
         asked => asked,
     }
+}
+
+fn is_of_capture(error: &DeviceError) -> bool {
+    matches!(error.problem, DeviceProblem::Capturing | DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. })
 }
 
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.

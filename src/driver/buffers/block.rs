@@ -53,14 +53,16 @@ impl Block {
         let driver = &*source.driver;
         let size = sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size));
         let size = size.ok_or_else(|| out_of_memory(driver, usize::MAX))?;
-        let _batch = driver.batch();
         // Memory first: where it lacks, no address was touched.
         let mut handles = Handles { source, made: VecDeque::with_capacity(sizes.len()) };
+        let mut block;
+        // Ends before what was made goes again: nothing is told of in a batch.
+        let _batch = driver.batch();
         for size in sizes {
             handles.made.push_back(driver.create(*size)?);
         }
         let base = driver.reserve(size, source.granularity)?;
-        let mut block = Self { source: Arc::clone(source), base, size, segments: Vec::new() };
+        block = Self { source: Arc::clone(source), base, size, segments: Vec::new() };
         let mut at = base;
         for &size in sizes {
             let handle = *handles.made.front().expect("a handle for each size");
@@ -90,18 +92,22 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let driver = &*self.source.driver;
-        let _batch = driver.batch();
+        let batch = driver.batch();
         let mapped: usize = self.segments.iter().map(|(range, _)| range.size).sum();
         // SAFETY: blocks go when no buffer in them is left, so no safe code uses the addresses; who took a raw
         // pointer promised to keep the buffer.
-        let vacant = mapped == 0 || self.source.undone(unsafe { driver.unmap(self.base, mapped) });
+        let unmapped = if mapped == 0 { Ok(()) } else { unsafe { driver.unmap(self.base, mapped) } };
         // Where unmapping failed the range stays as it is: freeing would unmap it under who knows what.
-        if vacant {
+        let freed = if unmapped.is_ok() {
             // SAFETY: as above, and nothing is mapped there any more.
-            self.source.undone(unsafe { driver.free(self.base, self.size) });
-        }
-        for (_, handle) in self.segments.drain(..) {
-            self.source.undone(driver.release(handle));
+            unsafe { driver.free(self.base, self.size) }
+        } else {
+            Ok(())
+        };
+        let released: Vec<_> = self.segments.drain(..).map(|(_, handle)| driver.release(handle)).collect();
+        drop(batch);
+        for result in [unmapped, freed].into_iter().chain(released) {
+            self.source.undone(result);
         }
     }
 }

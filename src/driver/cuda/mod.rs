@@ -259,9 +259,10 @@ unsafe impl Driver for CudaDriver {
         if let Released::Here = whose {
             return Ok(());
         }
-        let _entered = self.enter_in_turn(Call::Release)?;
-        // SAFETY: the CUDA driver knows its handles and refuses others.
-        let released = check(Call::Release, unsafe { sys::cuMemRelease(handle.0) });
+        let released = self.enter_in_turn(Call::Release).and_then(|_entered| {
+            // SAFETY: the CUDA driver knows its handles and refuses others.
+            check(Call::Release, unsafe { sys::cuMemRelease(handle.0) })
+        });
         if let (Err(_), Released::OfDriver { owner }) = (&released, whose) {
             Ledger::with(|ledger| ledger.obtained(handle.0, owner));
         }
@@ -482,13 +483,15 @@ unsafe impl Driver for CudaDriver {
         let call = Call::Record;
         let _entered = self.enter(call)?;
         let raw = stream.0 as sys::CUstream;
+        let captured = || DeviceError::new(call, DeviceProblem::Capturing);
         if stream::is_capturing(call, raw)? {
-            let what = "the stream is being captured: it has no present end that could pass".to_owned();
-            return Err(DeviceError::new(call, DeviceProblem::Argument { what }));
+            return Err(captured());
         }
         let idle = self.books.lock().idle_events.pop();
         let event = idle.map_or_else(|| stream::new_event(call), |event| Ok(event as sys::CUevent))?;
-        let recorded = stream::record_again(call, event, raw);
+        // A capture that has begun meanwhile has taken the event, which then never passes.
+        let recorded = stream::record_again(call, event, raw)
+            .and_then(|()| if stream::is_capturing(call, raw)? { Err(captured()) } else { Ok(()) });
         let mut books = self.books.lock();
         if recorded.is_ok() {
             books.events.insert(event as u64);

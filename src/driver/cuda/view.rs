@@ -91,7 +91,7 @@ struct Place<'p> {
 impl<T> DeviceView<T> {
     fn new(place: &Place<'_>, stream: &Arc<CudaStream>, keep: Keep) -> Result<Self, Misuse> {
         const { assert!(size_of::<T>() > 0, "elements without bytes are nowhere") };
-        check_device(place, stream)?;
+        check_device(place.what, &**place.driver, stream)?;
         let len = elements(place.what, place.address, place.len, size_of::<T>(), align_of::<T>())?;
         Ok(Self {
             address: place.address as sys::CUdeviceptr,
@@ -239,26 +239,25 @@ impl WindowSlice {
 }
 
 /// `CU_STREAM_PER_THREAD`.
-pub(super) fn is_per_thread(stream: &CudaStream) -> bool {
+fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == 2
 }
 
 /// The stream's context must be that in which the memory's driver works: its events are recorded on the stream.
-fn check_device(place: &Place<'_>, stream: &CudaStream) -> Result<(), Misuse> {
-    let context = place.driver.cuda_context();
+pub(super) fn check_device(what: &str, driver: &dyn Driver, stream: &CudaStream) -> Result<(), Misuse> {
+    let context = driver.cuda_context();
     if context.is_some_and(|context| context == stream.context()) {
         return Ok(());
     }
-    let info = place.driver.info();
     let memory = match context {
         Some(context) if context.ordinal() == stream.context().ordinal() => {
             format!("GPU {} in another context", context.ordinal())
         }
         Some(context) => format!("GPU {}", context.ordinal()),
-        None => format!("{}, which is no GPU", info.name),
+        None => format!("{}, which is no GPU", driver.info().name),
     };
     let stream = format!("GPU {}", stream.context().ordinal());
-    Err(Misuse::WrongDevice { what: place.what.to_owned(), memory, stream })
+    Err(Misuse::WrongDevice { what: what.to_owned(), memory, stream })
 }
 
 /// How many elements of a size and alignment lie in so many bytes at an address.
