@@ -1,5 +1,5 @@
-//! Streams that collectives are queued on, over `crates/fake-cuda`, where kernels do nothing: when a stream is marked, who
-//! waits for whom, and who keeps it. Run by `scripts/fake-gpu`.
+//! Streams that collectives are queued on, over `crates/fake-cuda`, where kernels do nothing: when a stream is marked,
+//! who waits for whom, and who keeps it. Run by `scripts/fake-gpu`.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code, reason = "a stream is held by a function of the host's")]
 #![allow(clippy::unwrap_used, reason = "these are tests; clippy takes helpers for none")]
@@ -7,7 +7,7 @@
 mod common;
 
 use std::ffi::c_void;
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Mutex, Once, mpsc};
 use std::time::Duration;
 
 use common::device::on_gpus;
@@ -15,7 +15,11 @@ use common::*;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream, result};
 use symwin::coll::{DType, ReduceOp};
-use symwin::driver::{Call, DeviceProblem, StreamRef};
+use symwin::driver::buffers::BufferAllocator;
+use symwin::driver::cuda::CudaDriver;
+use symwin::driver::faulty::Faulty;
+use symwin::driver::{Call, DeviceProblem, Driver, StreamRef};
+use symwin::error::Misuse;
 use symwin::{Communicator, Error, Window, WindowFlags};
 
 /// One rank, with a window for collectives that some have been queued on.
@@ -85,27 +89,61 @@ fn end_capture(stream: &Arc<CudaStream>) {
 #[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
 fn a_kept_stream_is_marked_when_somebody_asks_and_a_number_at_once() {
     let rank = Rank::new(config());
-    let (stream, other) = (rank.stream(), rank.stream());
-    let marks = rank.count(Call::Record);
+    let stream = rank.stream();
+    let marks = || rank.count(Call::Record);
+    let before = marks();
     for _ in 0..5 {
         rank.all_reduce(&stream).unwrap();
     }
-    assert_eq!(rank.count(Call::Record) - marks, 0, "nobody has asked");
-    rank.all_reduce(&other).unwrap();
-    assert_eq!(rank.count(Call::Record) - marks, 1, "the other stream waits for the first one");
-    assert_eq!(rank.count(Call::StreamWait), 1);
-    for _ in 0..5 {
-        rank.all_reduce(&*other).unwrap();
-    }
-    assert_eq!(rank.count(Call::Record) - marks, 1, "it is still known to live");
+    rank.all_reduce(&*stream).unwrap();
+    assert_eq!(marks() - before, 0, "nobody has asked, and the stream is known to live");
+    let [buffer] = buffers(&rank.world.ranks, 8192).try_into().unwrap();
+    drop(rank.world.ranks[0].register(&buffer, WindowFlags::empty()).unwrap());
+    let asked = marks();
+    assert!(asked > before, "a window was closed");
     for _ in 0..5 {
         rank.all_reduce(&*stream).unwrap();
     }
-    assert_eq!(
-        rank.count(Call::Record) - marks,
-        2 + 5,
-        "a number may be no stream any more when somebody asks"
-    );
+    assert_eq!(marks() - asked, 5, "a number may be no stream any more when somebody asks");
+}
+
+/// What the program queues behind a collective on one of its streams may depend on another one's.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn who_uses_several_streams_has_each_collective_marked() {
+    let rank = Rank::new(config());
+    let (stream, other) = (rank.stream(), rank.stream());
+    rank.all_reduce(&stream).unwrap();
+    let marks = rank.count(Call::Record);
+    rank.all_reduce(&other).unwrap();
+    assert_eq!(rank.count(Call::Record) - marks, 2, "the first stream's end, and this one");
+    let held = hold(&other);
+    rank.all_reduce(&stream).unwrap();
+    assert_eq!(rank.count(Call::StreamWait), 2);
+    stream.synchronize().unwrap();
+    drop(held);
+}
+
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn the_default_streams_of_two_threads_are_two_streams() {
+    let rank = Rank::new(config());
+    let on_own = || rank.all_reduce(&rank.context.per_thread_stream()).unwrap();
+    on_own();
+    std::thread::scope(|scope| drop(scope.spawn(on_own)));
+    assert_eq!(rank.count(Call::StreamWait), 1);
+}
+
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn a_stream_of_another_gpu_is_refused() {
+    let rank = Rank::new(config());
+    let other = CudaContext::new(1).unwrap();
+    for stream in [other.default_stream(), other.new_stream().unwrap()] {
+        let error = rank.all_reduce(&stream).unwrap_err();
+        assert!(matches!(error, Error::Misuse(Misuse::WrongDevice { .. })), "{error}");
+        assert!(error.to_string().contains("GPU 1"), "{error}");
+    }
 }
 
 #[test]
@@ -150,16 +188,23 @@ fn a_collective_behind_a_mark_is_waited_for_too() {
 
 #[test]
 #[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
-fn the_runtime_keeps_a_stream_until_it_needs_it_no_more_and_is_asked_for_nothing_then() {
+fn the_runtime_keeps_a_stream_until_it_needs_it_no_more() {
     let rank = Rank::new(config());
-    let streams = [rank.stream(), rank.stream()];
-    let weak: Vec<Weak<CudaStream>> = streams.iter().map(Arc::downgrade).collect();
-    rank.all_reduce(&streams[0]).unwrap();
-    drop(streams.map(|stream| (rank.all_reduce(&stream).unwrap(), stream)));
-    assert_eq!(weak[0].strong_count(), 0, "the second one was made to wait for it");
-    assert_eq!(weak[1].strong_count(), 1, "its end may be asked for yet");
+    let stream = rank.stream();
+    let weak = Arc::downgrade(&stream);
+    rank.all_reduce(&stream).unwrap();
+    drop(stream);
+    assert_eq!(weak.strong_count(), 1, "its end may be asked for yet");
+    rank.all_reduce(&rank.stream()).unwrap();
+    assert_eq!(weak.strong_count(), 0, "it was marked for the other one");
+
+    let rank = Rank::new(config());
+    let stream = rank.stream();
+    let weak = Arc::downgrade(&stream);
+    rank.all_reduce(&stream).unwrap();
+    drop(stream);
     rank.communicator().finalize().unwrap();
-    assert_eq!(weak[1].strong_count(), 0);
+    assert_eq!(weak.strong_count(), 0);
 }
 
 #[test]
@@ -171,7 +216,7 @@ fn a_stream_that_is_captured_is_marked_when_the_capture_has_ended() {
     begin_capture(&stream);
     rank.all_reduce(&stream).unwrap();
     let Error::Device(error) = rank.all_reduce(&other).unwrap_err() else { panic!("not of the device") };
-    assert!(matches!(error.problem, DeviceProblem::Argument { .. }), "{error}");
+    assert!(matches!(error.problem, DeviceProblem::Capturing), "{error}");
     assert!(error.to_string().contains("is being captured"), "{error}");
     let structs = || rank.world.ranks[0].status().shadow_slots;
     let before = structs();
@@ -181,4 +226,87 @@ fn a_stream_that_is_captured_is_marked_when_the_capture_has_ended() {
     end_capture(&stream);
     until("the window's places to be free", || structs() < before);
     rank.communicator().finalize().unwrap();
+}
+
+/// The program begins to capture while the runtime marks the stream's end.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn a_capture_that_begins_meanwhile_is_waited_for() {
+    let rank = Rank::new(config());
+    let stream = rank.stream();
+    rank.all_reduce(&stream).unwrap();
+    let (begun, waits) = mpsc::channel();
+    let once = Once::new();
+    let captured = Arc::clone(&stream);
+    rank.world.faults[0].on_call(Box::new(move |call, _| {
+        if call == Call::Record {
+            once.call_once(|| {
+                begin_capture(&captured);
+                begun.send(()).unwrap();
+            });
+        }
+    }));
+    let faults = Arc::clone(&rank.world.faults[0]);
+    let program = std::thread::spawn(move || {
+        waits.recv().unwrap();
+        let asked = faults.count(Call::Record);
+        until("the stream to be asked for its end", || faults.count(Call::Record) > asked + 2);
+        end_capture(&stream);
+    });
+    rank.communicator().finalize().unwrap();
+    program.join().unwrap();
+}
+
+/// A program's subscriber may wait for a lock, under which another thread allocates.
+#[test]
+#[ignore = "needs the fake CUDA driver: scripts/fake-gpu"]
+fn undo_that_fails_is_told_of_when_other_threads_may_allocate() {
+    let device = CudaDriver::new(0).unwrap();
+    let faulty = Faulty::new(Arc::clone(&device) as Arc<dyn Driver>);
+    let buffer = BufferAllocator::new(faulty.clone() as Arc<dyn Driver>, 1 << 20).alloc_own(4096).unwrap();
+    faulty.fail_always(Call::Unmap);
+    let (told, hears) = mpsc::channel();
+    let (done, waits) = mpsc::channel();
+    let subscriber = Subscriber { told, waits: Mutex::new(waits) };
+    let other = std::thread::spawn(move || {
+        hears.recv().unwrap();
+        let memory = device.create(usize::try_from(device.info().granularity).unwrap()).unwrap();
+        // None once the subscriber has given up.
+        let sent = done.send(()).is_ok();
+        device.release(memory).unwrap();
+        sent
+    });
+    tracing::subscriber::with_default(subscriber, || drop(buffer));
+    assert!(other.join().unwrap(), "an allocation waited for the subscriber");
+}
+
+/// Waits at every event, until another thread is done.
+struct Subscriber {
+    told: mpsc::Sender<()>,
+    waits: Mutex<mpsc::Receiver<()>>,
+}
+
+impl tracing::Subscriber for Subscriber {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        if self.told.send(()).is_ok() {
+            let waits = self.waits.lock().unwrap();
+            let _done = waits.recv_timeout(Duration::from_secs(10));
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
 }

@@ -56,17 +56,21 @@ impl Communicator {
     /// The same on a stream of the device, for devices whose kernels are not host code: returns when it is queued, and
     /// the result is there when the stream has passed. The stream may be capturing a graph; the graph's runs then count
     /// as this rank's collectives, in the order in which the program runs them, and must have ended before a window is
-    /// closed or the communicator finalized. Collectives on several streams run in the order of their calls: one on
-    /// another stream than the last waits for what is queued on that one by then, which must not be capturing.
+    /// closed or the communicator finalized.
     ///
-    /// An `Arc<CudaStream>` (feature `cuda`) is kept until a collective is queued on another stream, or the communicator
-    /// closed. Behind a stream that is given by number an event is recorded each time; see [`StreamRef`].
+    /// Collectives on several streams run in the order of their calls. The first one on a second stream waits for all
+    /// that is queued on the first stream by then, which must not be capturing, and must not wait for the second.
+    /// Closing a window or the communicator waits for all that is queued on the stream by then, until the deadline.
+    ///
+    /// An `Arc<CudaStream>` (feature `cuda`) is kept until that end of it is marked. Behind a stream that is given by
+    /// number, a default stream, and each of several, an event is recorded each time; see [`StreamRef`].
     ///
     /// A wait in it that takes longer than the communicator's deadline ends, and its output is then undefined: the next
     /// call of this rank fails by name.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`]; `Misuse` where kernels are host code; what the device says.
+    /// As [`Communicator::all_reduce`]; `Misuse` where kernels are host code, or the stream is of another context
+    /// than the communicator's device; what the device says.
     pub fn all_reduce_on(
         &self,
         stream: impl Into<StreamRef>,

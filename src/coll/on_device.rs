@@ -212,6 +212,7 @@ const MULTIMEM_BYTES_MIN: usize = 64 << 10;
 mod tests {
     use super::*;
     use crate::device::images;
+    use crate::group::Region;
 
     fn way(bytes: usize, dtype: DType, op: ReduceOp, alike: bool, has_multimem: bool) -> Way {
         Shape::new(bytes, (dtype, op), alike, 8, has_multimem).way
@@ -283,5 +284,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// One memory by two addresses of its owner, at one place of the flat range.
+    #[test]
+    fn a_window_over_another_windows_mapping_is_in_place() {
+        let config = crate::Config::new().stride(1 << 32).workers(1);
+        let comm = crate::Communicator::in_process_with(1, &config).unwrap().remove(0);
+        let buffer = comm.alloc_own(4096).unwrap();
+        let flags = crate::WindowFlags::COLL_SYMMETRIC;
+        let window = comm.register(&buffer, flags).unwrap();
+        let mapped = Region { address: window.local_ptr(0).unwrap().addr(), size: 4096, keep: None };
+        let other = comm.register(mapped, flags).unwrap();
+        assert!(is_in_place(&window.whole(), &other.whole()).unwrap());
+        let overlapping = is_in_place(&window.slice(0..2048).unwrap(), &other.slice(1024..3072).unwrap());
+        assert!(matches!(overlapping, Err(Error::Misuse(Misuse::Other { .. }))), "{overlapping:?}");
+        assert!(!is_in_place(&window.slice(0..2048).unwrap(), &other.slice(2048..4096).unwrap()).unwrap());
     }
 }

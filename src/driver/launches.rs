@@ -17,8 +17,8 @@ pub(crate) struct Launches {
 #[derive(Debug, Default)]
 struct Last {
     point: Option<(Stream, Passing)>,
-    /// The program uses several streams: what it queues behind a kernel on one may depend on the next one on another, so
-    /// that each is marked at once.
+    /// The program uses several streams: what it queues behind a kernel on one may depend on the next one on another,
+    /// so that each is marked at once.
     on_several: bool,
 }
 

@@ -18,8 +18,8 @@ struct Inner {
 
 #[derive(Debug)]
 enum Point {
-    /// The stream's end, wherever that is when somebody asks first: a mark behind each kernel costs more than a small one
-    /// takes. The stream lives as long.
+    /// The stream's end, wherever that is when somebody asks first: a mark behind each kernel costs a third of what a
+    /// small one takes. The stream lives as long.
     End(StreamRef),
     Marked(Event),
     Passed,

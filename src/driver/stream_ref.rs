@@ -5,8 +5,8 @@ use super::cuda::KeptStream;
 use super::{Driver, Stream};
 use crate::error::Misuse;
 
-/// A stream that a program gives. Made from a [`Stream`], which is a number and nothing more, or with feature `cuda` from
-/// cudarc's `Arc<CudaStream>`, which the runtime then keeps as long as it may want to ask how far the stream is.
+/// A stream that a program gives. Made from a [`Stream`], which is a number and nothing more, or with feature `cuda`
+/// from cudarc's `Arc<CudaStream>`, which the runtime then keeps as long as it may want to ask how far the stream is.
 ///
 /// What is kept can be marked later, if at all; behind a number the runtime marks the stream at once, while it is known
 /// to live, and so behind the default streams. On an H200 that mark costs about 2 microseconds for each kernel. Give an
@@ -40,7 +40,7 @@ impl StreamRef {
         is_kept
     }
 
-    /// Whether it is the stream of this number. That of "the thread's own default stream" is another one on each thread.
+    /// Whether it is the stream of this number, that of "the thread's own default stream" being one on each thread.
     pub(super) fn is(&self, number: Stream) -> bool {
         self.number == number && self.number.0 != PER_THREAD
     }

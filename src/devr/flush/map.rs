@@ -205,6 +205,9 @@ impl Mapper<'_> {
 
     /// Maps it and lets this process's devices in, as one batch of calls: ranks that map at once hinder each other.
     fn map_all(&mut self) -> Result<(), DeviceError> {
+        if self.places.is_empty() {
+            return Ok(());
+        }
         let driver = &*self.core.driver;
         let ordinals = self.core.agreed.ordinals_here();
         let parts = self.made.parts();

@@ -1,11 +1,14 @@
 //! Calls about memory and addresses, one at a time in the process.
 //!
-//! The CUDA driver makes them so anyway, under a lock that costs much: ranks that map at once take longer together than
-//! one after another (measured on an H200, see `docs/measurements.md`). So there is a lock of ours, which a batch keeps
-//! for all of its calls ([`Driver::batch`](crate::driver::Driver::batch)).
+//! On an H200 with driver 580.159.04 eight threads that created, mapped, unmapped and released at once corrupted the
+//! heap of the CUDA driver: a program of nothing but these calls was aborted in `cuMemUnmap` within seconds
+//! (`scripts/baselines/memory_threads.c`), and `symwin bench register` in 2 of 17 runs. One at a time they do not.
+//! Nothing is lost: the driver makes them one at a time anyway, and ranks that took turns at each call were slower than
+//! one after another. So a batch keeps the lock for its calls ([`Driver::batch`](crate::driver::Driver::batch)).
 //!
-//! Nobody waits longer for it than for the driver's own: only calls of the driver are made under it, and none of them
-//! waits for a kernel.
+//! There is no deadline, as there is none in the driver: only its calls are made under the lock, none of which waits for
+//! a kernel. (`cuMulticastBindMem` waits for devices that were not added; the vote before it sees to that.) What a
+//! program calls beside the runtime does not come here.
 
 use parking_lot::ReentrantMutex;
 
