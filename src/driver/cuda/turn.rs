@@ -4,7 +4,7 @@
 //! heap of the CUDA driver: a program of nothing but these calls was aborted in `cuMemUnmap` within seconds
 //! (`scripts/baselines/memory_threads.c`), and `symwin bench register` in 2 of 17 runs. One at a time they do not.
 //! Nothing is lost: the driver makes them one at a time anyway, and ranks that took turns at each call were slower than
-//! one after another. So a batch keeps the lock for its calls ([`Driver::batch`](crate::driver::Driver::batch)).
+//! one after another. So a batch keeps the lock for its calls: [`Driver::batch`](crate::driver::Driver::batch).
 //!
 //! There is no deadline, as there is none in the driver: only its calls are made under the lock, none of which waits for
 //! a kernel. (`cuMulticastBindMem` waits for devices that were not added; the vote before it sees to that.) What a
