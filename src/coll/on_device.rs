@@ -50,8 +50,13 @@ impl Call<'_> {
         // As the kernels see it.
         let alike = (input ^ output).is_multiple_of(VECTOR_BYTES);
         let multimem = dev_comm.device().lsa_multimem;
-        let Shape { way, blocks } =
-            Shape::new(bytes, (*dtype, *op), alike, core.agreed.lsa_size, multimem.base != 0);
+        let Shape { way, blocks } = Shape::new(
+            bytes,
+            (*dtype, *op),
+            alike,
+            (core.agreed.lsa_size, core.agreed.blocks),
+            multimem.base != 0,
+        );
         let parameter = AllReduce {
             comm: dev_comm.device().to_kernel(),
             input: input as u64,
@@ -105,27 +110,28 @@ struct Shape {
 }
 
 impl Shape {
-    /// `alike`: vectors of input and output can both be aligned. `has_multimem`: the LSA team has a multicast object,
-    /// which it has only on devices with multicast instructions.
+    /// `alike`: vectors of input and output can both be aligned. `blocks_max`: so many of each rank run at once.
+    /// `has_multimem`: the LSA team has a multicast object, which it has only on devices with multicast instructions.
     fn new(
         bytes: usize,
         (dtype, op): (DType, ReduceOp),
         alike: bool,
-        ranks: u32,
+        (ranks, blocks_max): (u32, u32),
         has_multimem: bool,
     ) -> Self {
+        let blocks_max = blocks_max.clamp(1, BLOCKS_MAX);
         // What a thread moves at a time: a vector, or one element where vectors cannot be aligned.
         let pieces = bytes.div_ceil(if alike { VECTOR_BYTES } else { dtype.size_bytes() });
         let way = if has_multimem && alike && bytes >= MULTIMEM_BYTES_MIN && reduces_in_switch(dtype, op) {
             Way::Multimem
-        } else if bytes <= ONE_SHOT_BYTES && pieces <= (BLOCKS_MAX * THREADS) as usize * HELD {
+        } else if bytes <= ONE_SHOT_BYTES && pieces <= (blocks_max * THREADS) as usize * HELD {
             Way::OneShot
         } else {
             Way::TwoShot
         };
         let share = if way == Way::OneShot { pieces } else { pieces.div_ceil(ranks as usize) };
         let blocks = u32::try_from(share.div_ceil(THREADS as usize)).unwrap_or(u32::MAX);
-        Self { way, blocks: blocks.clamp(1, BLOCKS_MAX) }
+        Self { way, blocks: blocks.clamp(1, blocks_max) }
     }
 }
 
@@ -215,7 +221,7 @@ mod tests {
     use crate::group::Region;
 
     fn way(bytes: usize, dtype: DType, op: ReduceOp, alike: bool, has_multimem: bool) -> Way {
-        Shape::new(bytes, (dtype, op), alike, 8, has_multimem).way
+        Shape::new(bytes, (dtype, op), alike, (8, u32::MAX), has_multimem).way
     }
 
     #[test]
@@ -270,10 +276,12 @@ mod tests {
         let source = include_str!("../../kernels/all_reduce.cu");
         assert!(source.contains(&format!("HELD = {HELD} }}")));
         assert!(source.contains(&format!("__launch_bounds__({THREADS})")));
-        for dtype in DType::ALL {
+        for (dtype, blocks_max) in DType::ALL.into_iter().flat_map(|d| [1, 7, u32::MAX].map(|max| (d, max))) {
             for alike in [false, true] {
                 for bytes in (0..=ONE_SHOT_BYTES + 4096).step_by(4096).skip(1) {
-                    let Shape { way, blocks } = Shape::new(bytes, (dtype, ReduceOp::Max), alike, 8, false);
+                    let Shape { way, blocks } =
+                        Shape::new(bytes, (dtype, ReduceOp::Max), alike, (8, blocks_max), false);
+                    assert!((1..=blocks_max.min(BLOCKS_MAX)).contains(&blocks), "{dtype}, {bytes} bytes");
                     let pieces = bytes / if alike { VECTOR_BYTES } else { dtype.size_bytes() };
                     let fits = pieces <= (blocks * THREADS) as usize * HELD;
                     assert_eq!(

@@ -15,7 +15,7 @@ use crate::error::{BootstrapError, Error, Misuse, Peer, Result};
 use crate::ids::{LsaRank, ProcessId, Rank};
 
 /// The version of the messages between ranks. Ranks of different versions do not form a communicator.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// The stride is a multiple of this, so that device code adds to the high 32 bits of an address only.
 pub(crate) const STRIDE_UNIT: u64 = 1 << 32;
@@ -43,6 +43,17 @@ pub(crate) struct Introduction {
     pub(crate) fabric: Option<Vec<u8>>,
 }
 
+/// How many blocks each of a process's ranks may run at once; `None` where kernels are host code.
+fn blocks_of_each(devices: &[DeviceInfo]) -> Option<u32> {
+    let on_same =
+        |device: &DeviceInfo| devices.iter().filter(|other| other.ordinal == device.ordinal).count();
+    let share = |device: &DeviceInfo| {
+        let ranks = u32::try_from(on_same(device)).unwrap_or(u32::MAX);
+        (device.multiprocessors > 0).then(|| (device.multiprocessors / ranks).max(1))
+    };
+    devices.iter().filter_map(share).min()
+}
+
 /// What all ranks of a communicator agree on. Equal on every rank but for [`Agreed::rank`].
 #[derive(Clone, Debug)]
 pub(crate) struct Agreed {
@@ -62,6 +73,9 @@ pub(crate) struct Agreed {
     pub(crate) multicast: bool,
     /// How handles cross processes.
     pub(crate) handle_kind: HandleKind,
+    /// How many blocks every rank's kernel may have so that those of all ranks on a device run at once, as they wait for
+    /// each other. Processes take turns on a device, so that each has all of it.
+    pub(crate) blocks: u32,
     /// The number that each rank's device has in its process, by rank.
     ordinals: Arc<[i32]>,
     /// What a simulation has planted: nothing in normal builds.
@@ -105,6 +119,7 @@ impl Agreed {
             granularity: devices().map(|d| d.granularity).max().unwrap_or(4096),
             multicast: devices().all(|d| d.multicast),
             handle_kind: if fabric { HandleKind::Fabric } else { HandleKind::Descriptor },
+            blocks: introductions.iter().filter_map(|i| blocks_of_each(&i.devices)).min().unwrap_or(u32::MAX),
             ordinals: devices().map(|d| d.ordinal).collect(),
             bugs: Bugs::default(),
         })
@@ -259,4 +274,25 @@ fn same(what: &str, introductions: &[Introduction], setting: impl Fn(&Introducti
 /// A setting on which all agree and that cannot be: by the variable's name, as its builder method has it too.
 fn bad(name: &str, value: String, why: String) -> Error {
     Misuse::BadSetting { name: name.to_owned(), value, why }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(ordinal: i32, multiprocessors: u32) -> DeviceInfo {
+        let mut device = DeviceInfo::new("a device", "cuda", 1 << 30, 4096);
+        (device.ordinal, device.multiprocessors) = (ordinal, multiprocessors);
+        device
+    }
+
+    #[test]
+    fn ranks_of_a_process_share_the_multiprocessors_of_their_device() {
+        assert_eq!(blocks_of_each(&[on(0, 132)]), Some(132));
+        assert_eq!(blocks_of_each(&vec![on(0, 132); 8]), Some(16));
+        assert_eq!(blocks_of_each(&vec![on(0, 58); 8]), Some(7));
+        assert_eq!(blocks_of_each(&[on(0, 58), on(1, 132), on(0, 58), on(0, 58)]), Some(19), "the least");
+        assert_eq!(blocks_of_each(&vec![on(0, 2); 8]), Some(1));
+        assert_eq!(blocks_of_each(&vec![on(0, 0); 8]), None, "kernels are host code");
+    }
 }

@@ -100,6 +100,8 @@ pub struct DeviceInfo {
     pub multicast: bool,
     /// Whether threads of the host load and store its memory at the device's own addresses.
     pub host_access: bool,
+    /// How many blocks of a kernel it surely runs at once: its multiprocessors. 0 where kernels are host code.
+    pub multiprocessors: u32,
 }
 
 impl DeviceInfo {
@@ -115,6 +117,7 @@ impl DeviceInfo {
             ordinal: 0,
             multicast: false,
             host_access: false,
+            multiprocessors: 0,
         }
     }
 

@@ -108,6 +108,7 @@ impl Drop for Inner {
 
 /// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
 /// be asked then.
+#[cfg(feature = "cuda")]
 pub(crate) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
     match driver.is_capturing(stream) {
         Err(error) if is_of_capture(&error) => Ok(true),

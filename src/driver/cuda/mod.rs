@@ -158,10 +158,11 @@ impl CudaDriver {
         info.handle_kind = if fabric { HandleKind::Fabric } else { HandleKind::Descriptor };
         info.ordinal = number;
         info.host_access = absent::host_has_access();
-        let capability = |a| attribute(a).map(|value| u32::try_from(value).unwrap_or(0));
+        let number_of = |a| attribute(a).map(|value| u32::try_from(value).unwrap_or(0));
+        info.multiprocessors = number_of(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let capability = (
-            capability(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            capability(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            number_of(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            number_of(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
         // Kernels choose multicast instructions wherever there is a multicast object.
         let has_instructions = capability.0 >= MULTICAST_GENERATION;
