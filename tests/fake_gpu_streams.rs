@@ -180,7 +180,7 @@ fn a_collective_behind_a_mark_is_waited_for_too() {
     until("the closed window's places to be free", || rank.world.ranks[0].status().table_slots == 1);
     let error = rank.communicator().finalize().unwrap_err();
     assert!(
-        matches!(error, Error::Limit { .. }) && error.to_string().contains("streams of rank 0 to end"),
+        matches!(error, Error::Limit { .. }) && error.to_string().contains("1 streams of rank 0 to end"),
         "{error}"
     );
     drop(second);

@@ -44,6 +44,11 @@ impl Passing {
         Self(Arc::new(Inner { driver: Arc::clone(driver), point: Mutex::new(point) }))
     }
 
+    /// The same for clones, and for no other one that lives.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Marks it now, if it can be: recording may wait until there is room in the stream, so that who calls the runtime
     /// does it, and no worker if that can be helped.
     pub(crate) fn mark(&self) {

@@ -1,5 +1,6 @@
 //! How windows are closed, and how the whole communicator is.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::failing::Told;
@@ -192,7 +193,9 @@ impl CommActor {
         let points = self.deferred.iter().flat_map(|closing| &closing.after).chain(&launched);
         let mut behind = 0;
         let mut failed = Vec::new();
-        for point in points {
+        // Many windows may wait for one.
+        let mut asked = BTreeSet::new();
+        for point in points.filter(|point| asked.insert(point.id())) {
             match point.has_passed() {
                 Ok(true) => {}
                 Ok(false) => behind += 1,

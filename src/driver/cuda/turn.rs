@@ -6,8 +6,8 @@
 //! Nothing is lost: the driver makes them one at a time anyway, and ranks that took turns at each call were slower than
 //! one after another. So a batch keeps the lock for its calls: [`Driver::batch`](crate::driver::Driver::batch).
 //!
-//! There is no deadline, as there is none in the driver: only its calls are made under the lock, none of which waits for
-//! a kernel. (`cuMulticastBindMem` waits for devices that were not added; the vote before it sees to that.) What a
+//! There is no deadline, as the driver has none: only its calls are made under the lock, and none of these waits
+//! for a kernel. (`cuMulticastBindMem` waits for devices that were not added; the vote before it sees to that.) What a
 //! program calls beside the runtime does not come here.
 
 use parking_lot::ReentrantMutex;
