@@ -43,7 +43,6 @@ impl Call<'_> {
         if bytes == 0 {
             return Ok(());
         }
-        let first = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start);
         let of_all =
             |slice: &WindowSlice, object| slice.window.multimem_address(object, slice.range.start as u64);
         let (input, output) = (first(send), first(recv));
@@ -168,14 +167,18 @@ fn fail(core: &Arc<Core>) -> Error {
     core.watch.error().unwrap_or_else(|| core.closed())
 }
 
+/// The address of LSA rank 0's part in the flat range.
+fn first(slice: &WindowSlice) -> usize {
+    slice.window.lsa_address(LsaRank::new(0), slice.range.start)
+}
+
 /// Input and output are the same or apart: which of them. Asked of the addresses of the buffers and of those in the flat
 /// range, as one memory may have several of either.
 fn is_in_place(send: &WindowSlice, recv: &WindowSlice) -> Result<bool> {
     let owned = |slice: &WindowSlice| slice.window.address() + slice.range.start;
-    let flat = |slice: &WindowSlice| slice.window.lsa_address(LsaRank::new(0), slice.range.start);
     let len = send.range.len();
     let mut is_in_place = false;
-    for (from, to) in [(owned(send), owned(recv)), (flat(send), flat(recv))] {
+    for (from, to) in [(owned(send), owned(recv)), (first(send), first(recv))] {
         is_in_place |= from == to;
         if from != to && from.abs_diff(to) < len {
             let what = format!(

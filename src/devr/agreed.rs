@@ -43,17 +43,6 @@ pub(crate) struct Introduction {
     pub(crate) fabric: Option<Vec<u8>>,
 }
 
-/// How many blocks each of a process's ranks may run at once; `None` where kernels are host code.
-fn blocks_of_each(devices: &[DeviceInfo]) -> Option<u32> {
-    let on_same =
-        |device: &DeviceInfo| devices.iter().filter(|other| other.ordinal == device.ordinal).count();
-    let share = |device: &DeviceInfo| {
-        let ranks = u32::try_from(on_same(device)).unwrap_or(u32::MAX);
-        (device.multiprocessors > 0).then(|| (device.multiprocessors / ranks).max(1))
-    };
-    devices.iter().filter_map(share).min()
-}
-
 /// What all ranks of a communicator agree on. Equal on every rank but for [`Agreed::rank`].
 #[derive(Clone, Debug)]
 pub(crate) struct Agreed {
@@ -274,6 +263,17 @@ fn same(what: &str, introductions: &[Introduction], setting: impl Fn(&Introducti
 /// A setting on which all agree and that cannot be: by the variable's name, as its builder method has it too.
 fn bad(name: &str, value: String, why: String) -> Error {
     Misuse::BadSetting { name: name.to_owned(), value, why }.into()
+}
+
+/// How many blocks each of a process's ranks may run at once; `None` where kernels are host code.
+fn blocks_of_each(devices: &[DeviceInfo]) -> Option<u32> {
+    let on_same =
+        |device: &DeviceInfo| devices.iter().filter(|other| other.ordinal == device.ordinal).count();
+    let share = |device: &DeviceInfo| {
+        let ranks = u32::try_from(on_same(device)).unwrap_or(u32::MAX);
+        (device.multiprocessors > 0).then(|| (device.multiprocessors / ranks).max(1))
+    };
+    devices.iter().filter_map(share).min()
 }
 
 #[cfg(test)]

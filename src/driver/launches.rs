@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::passing::Passing;
-use super::{DeviceError, Driver, Launch, Stream, StreamRef};
+use super::{Call, DeviceError, DeviceProblem, Driver, Launch, Stream, StreamRef};
 
 /// The last one.
 #[derive(Debug, Default)]
@@ -54,15 +54,17 @@ impl Launches {
             && is_other
             && !is_captured
         {
-            passing.hold_back(number)?;
+            hold_back(passing, number)?;
         }
         // SAFETY: the caller's promise.
         unsafe { driver.launch(number, launch) }?;
         if !is_captured {
             last.on_several |= is_other;
-            let point =
-                if last.on_several { Passing::of(driver, number) } else { Passing::of_end(driver, stream) };
-            last.point = Some((number, point?));
+            let point = Passing::of_end(driver, stream)?;
+            if last.on_several {
+                point.mark();
+            }
+            last.point = Some((number, point));
         }
         Ok(())
     }
@@ -83,4 +85,14 @@ impl Launches {
     pub(crate) fn clear(&self) {
         self.last.lock().point = None;
     }
+}
+
+fn hold_back(last: &Passing, stream: Stream) -> Result<(), DeviceError> {
+    if last.hold_back(stream)? {
+        return Ok(());
+    }
+    let what = "the stream of the collective before this one is being captured, so that this one, on another stream, \
+                cannot be queued behind it: end the capture first"
+        .to_owned();
+    Err(DeviceError::new(Call::StreamWait, DeviceProblem::Argument { what }))
 }

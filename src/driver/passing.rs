@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Call, DeviceError, DeviceProblem, Driver, Event, Stream, StreamRef};
+use super::{DeviceError, DeviceProblem, Driver, Event, Stream, StreamRef};
 
 /// A stream's end as it was when this was made, or later. It is asked, never waited for. Clones are the same point.
 #[derive(Clone, Debug)]
@@ -34,10 +34,12 @@ impl Passing {
 
     /// The stream's present end or a later one: it is marked when somebody asks first, if it is kept until then.
     pub(crate) fn of_end(driver: &Arc<dyn Driver>, stream: StreamRef) -> Result<Self, DeviceError> {
-        if stream.is_kept() {
-            return Ok(Self::new(driver, Point::End(stream)));
-        }
-        Self::of(driver, stream.number())
+        if stream.is_kept() { Ok(Self::later(driver, stream)) } else { Self::of(driver, stream.number()) }
+    }
+
+    /// The stream's end when somebody asks first, whatever becomes of the stream until then.
+    pub(crate) fn later(driver: &Arc<dyn Driver>, stream: StreamRef) -> Self {
+        Self::new(driver, Point::End(stream))
     }
 
     fn new(driver: &Arc<dyn Driver>, point: Point) -> Self {
@@ -73,18 +75,15 @@ impl Passing {
         Ok(matches!(*point, Point::Passed))
     }
 
-    /// Has another stream wait for it, from here on.
-    ///
-    /// # Errors
-    /// `Capturing` if it must be marked for that and its stream is being captured.
-    pub(crate) fn hold_back(&self, stream: Stream) -> Result<(), DeviceError> {
+    /// Has another stream wait for it, from here on. `false`, and nothing done, if it is not marked and its own stream
+    /// is being captured.
+    pub(crate) fn hold_back(&self, stream: Stream) -> Result<bool, DeviceError> {
         let mut point = self.0.point.lock();
         self.0.mark(&mut point)?;
-        match *point {
-            Point::Passed => Ok(()),
-            Point::Marked(event) => self.0.driver.stream_wait(stream, event),
-            Point::End(_) => Err(DeviceError::new(Call::StreamWait, DeviceProblem::Capturing)),
+        if let Point::Marked(event) = *point {
+            self.0.driver.stream_wait(stream, event)?;
         }
+        Ok(!matches!(*point, Point::End(_)))
     }
 }
 
@@ -94,7 +93,7 @@ impl Inner {
         let Point::End(stream) = &*point else { return Ok(()) };
         match self.driver.record(stream.number()) {
             Ok(event) => *point = Point::Marked(event),
-            Err(error) if is_of_capture(&error) => {}
+            Err(DeviceError { problem: DeviceProblem::Capturing, .. }) => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -110,20 +109,3 @@ impl Drop for Inner {
         }
     }
 }
-
-/// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
-/// be asked then.
-#[cfg(feature = "cuda")]
-pub(crate) fn is_capturing(driver: &dyn Driver, stream: Stream) -> Result<bool, DeviceError> {
-    match driver.is_capturing(stream) {
-        Err(error) if is_of_capture(&error) => Ok(true),
-        asked => asked,
-    }
-}
-
-fn is_of_capture(error: &DeviceError) -> bool {
-    matches!(error.problem, DeviceProblem::Capturing | DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. })
-}
-
-/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
-const CAPTURE_IMPLICIT: u32 = 906;

@@ -10,25 +10,23 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use cudarc::driver::CudaStream;
 
 use super::ending::Calling;
-use crate::driver::passing::{Passing, is_capturing};
-use crate::driver::{DeviceError, Driver, Stream};
+use crate::driver::Driver;
+use crate::driver::passing::Passing;
 
 /// What a view keeps.
 pub(super) type Keep = Box<dyn Any + Send + Sync>;
 
 /// Something that stays until all has run that a stream holds.
-pub(super) struct Later {
-    driver: Arc<dyn Driver>,
-    stream: Arc<CudaStream>,
-    /// The stream's end, once it could be marked.
-    point: Option<Passing>,
+struct Later {
+    point: Passing,
     keep: Keep,
 }
 
-/// Drops `keep` when the stream has passed its present end: now, if it has, or else on a thread of this module.
-pub(super) fn drop_later(driver: Arc<dyn Driver>, stream: Arc<CudaStream>, keep: Keep) {
-    let mut later = Later { driver, stream, point: None, keep };
-    match later.is_due() {
+/// Drops `keep` when the stream has passed its present end: now, if it has, or else on a thread of this module. One that
+/// is being captured has no end: it is marked when the capture has ended.
+pub(super) fn drop_later(driver: &Arc<dyn Driver>, stream: &Arc<CudaStream>, keep: Keep) {
+    let later = Later { point: Passing::later(driver, stream.into()), keep };
+    match later.point.has_passed() {
         Ok(true) => return,
         Ok(false) => {}
         Err(error) => return keep_for_ever(later, &error),
@@ -40,23 +38,6 @@ pub(super) fn drop_later(driver: Arc<dyn Driver>, stream: Arc<CudaStream>, keep:
     if let Some(later) = unsent {
         // A drop does not wait, and nobody may wait without a deadline.
         keep_for_ever(later, &"the system has no thread for it: raise the limit of threads");
-    }
-}
-
-impl Later {
-    /// Whether the stream has passed. One that is being captured has no end: it is marked when the capture has ended.
-    fn is_due(&mut self) -> Result<bool, DeviceError> {
-        let point = match &self.point {
-            Some(point) => point,
-            None => {
-                let stream = Stream::from(&self.stream);
-                if is_capturing(&*self.driver, stream)? {
-                    return Ok(false);
-                }
-                self.point.insert(Passing::of(&self.driver, stream)?)
-            }
-        };
-        point.has_passed()
     }
 }
 
@@ -95,8 +76,8 @@ fn serve(incoming: &Receiver<Later>) {
             Box::leak(Box::new(waiting));
             return;
         };
-        for mut later in std::mem::take(&mut waiting) {
-            match later.is_due() {
+        for later in std::mem::take(&mut waiting) {
+            match later.point.has_passed() {
                 Ok(true) => {}
                 Ok(false) => waiting.push(later),
                 Err(error) => keep_for_ever(later, &error),

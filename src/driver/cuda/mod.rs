@@ -485,7 +485,7 @@ unsafe impl Driver for CudaDriver {
         let _entered = self.enter(call)?;
         let raw = stream.0 as sys::CUstream;
         let captured = || DeviceError::new(call, DeviceProblem::Capturing);
-        if stream::is_capturing(call, raw)? {
+        if stream::has_no_end(call, raw)? {
             return Err(captured());
         }
         let idle = self.books.lock().idle_events.pop();

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::failures::check;
 use super::pinned::{CHUNK_BYTES, Chunk, Pool};
-use crate::driver::{Call, DeviceError};
+use crate::driver::{Call, DeviceError, DeviceProblem};
 
 /// A stream of the runtime's own. It waits for no other stream, and goes before them where the device can choose.
 #[derive(Debug)]
@@ -163,6 +163,17 @@ pub(super) fn is_capturing(call: Call, stream: sys::CUstream) -> Result<bool, De
     check(call, unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) })?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
+
+/// Whether a stream is being captured, or is the default one of a context in which another one is: that one cannot even
+/// be asked then.
+pub(super) fn has_no_end(call: Call, stream: sys::CUstream) -> Result<bool, DeviceError> {
+    match is_capturing(call, stream) {
+        Err(DeviceError { problem: DeviceProblem::Cuda { code: CAPTURE_IMPLICIT, .. }, .. }) => Ok(true),
+        asked => asked,
+    }
+}
+
+const CAPTURE_IMPLICIT: u32 = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as u32;
 
 /// Where staged pieces begin: a line of the processor's cache.
 const ALIGN: usize = 64;

@@ -2,7 +2,7 @@
 //!
 //! On an H200 with driver 580.159.04 eight threads that created, mapped, unmapped and released at once corrupted the
 //! heap of the CUDA driver: a program of nothing but these calls was aborted in `cuMemUnmap` within seconds
-//! (`scripts/baselines/memory_threads.c`), and `symwin bench register` in 2 of 17 runs. One at a time they do not.
+//! (`scripts/baselines/memory_threads.c`), and `symwin bench register` in 2 of 13 runs. One at a time they do not.
 //! Nothing is lost: the driver makes them one at a time anyway, and ranks that took turns at each call were slower than
 //! one after another. So a batch keeps the lock for its calls: [`Driver::batch`](crate::driver::Driver::batch).
 //!

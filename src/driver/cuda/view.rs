@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::later::{Keep, drop_later};
 use crate::driver::buffers::{Buffer, BufferSlice};
-use crate::driver::passing::{Passing, is_capturing};
+use crate::driver::passing::Passing;
 use crate::driver::{Driver, Stream};
 use crate::error::{Misuse, Result};
 use crate::ids::Rank;
@@ -116,22 +116,18 @@ impl<T> DeviceView<T> {
 
     /// Whether this stream is the view's own. That of "the thread's own default stream" is another one on each thread.
     fn is_own(&self, stream: &CudaStream) -> bool {
-        *stream == *self.stream && !is_per_thread(stream)
+        *stream == *self.stream && !Stream::from(stream).is_per_thread()
     }
 
     /// What cudarc asks for before it queues something.
     fn enter<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
         let number = Stream::from(stream);
-        // Nothing runs in a capture, and waiting for it would end it.
-        let is_ordered = self.is_own(stream) || is_capturing(&*self.driver, number).unwrap_or(false);
-        if is_ordered {
+        // Nothing runs in a capture, and waiting for it would end it; one that cannot be asked says so itself.
+        if self.is_own(stream) || self.driver.is_capturing(number).unwrap_or(true) {
             return (self.address, SyncOnDrop::Record(None));
         }
-        let own = Stream::from(&self.stream);
         // One that is being captured holds nothing that could be waited for.
-        if !is_capturing(&*self.driver, own).unwrap_or(false)
-            && let Err(error) = Passing::of(&self.driver, own).and_then(|point| point.hold_back(number))
-        {
+        if let Err(error) = Passing::later(&self.driver, (&self.stream).into()).hold_back(number) {
             // A context in which this fails is lost: the copy fails too, and says so.
             tracing::error!(target: "symwin::driver", %error, "a view's streams could not be ordered");
         }
@@ -164,7 +160,7 @@ impl<T> DevicePtrMut<T> for DeviceView<T> {
 impl<T> Drop for DeviceView<T> {
     fn drop(&mut self) {
         let Some(keep) = self.keep.take() else { return };
-        drop_later(Arc::clone(&self.driver), Arc::clone(&self.stream), keep);
+        drop_later(&self.driver, &self.stream, keep);
     }
 }
 
@@ -236,11 +232,6 @@ impl WindowSlice {
     {
         self.window.device_view(self.window.rank(), self.range.clone(), stream)
     }
-}
-
-/// `CU_STREAM_PER_THREAD`.
-fn is_per_thread(stream: &CudaStream) -> bool {
-    stream.cu_stream().addr() == 2
 }
 
 /// The stream's context must be that in which the memory's driver works: its events are recorded on the stream.
