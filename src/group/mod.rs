@@ -50,8 +50,27 @@ pub struct Group {
 /// What the group asks of one rank's communicator.
 struct Part {
     comm: Arc<Shared>,
-    windows: Vec<(Request, Answer)>,
-    dev_comms: Vec<(Request, Answer)>,
+    windows: Queue,
+    dev_comms: Queue,
+}
+
+/// Requests, and who awaits each. Two lists, as the batch has them: at the end nothing is copied.
+#[derive(Default)]
+struct Queue {
+    requests: Vec<Request>,
+    answers: Vec<Answer>,
+}
+
+impl Queue {
+    fn push(&mut self, request: Request, answer: Answer) {
+        self.requests.push(request);
+        self.answers.push(answer);
+    }
+
+    fn append(&mut self, mut other: Self) {
+        self.requests.append(&mut other.requests);
+        self.answers.append(&mut other.answers);
+    }
 }
 
 impl Group {
@@ -94,7 +113,7 @@ impl Group {
         let Registration { region: Region { address, size, keep }, flags, label, asymmetric } = registration;
         let (reply, ticket) = comm.shared().core.runtime.reply();
         let request = Request::Window(WindowRequest { address, size, flags, label, asymmetric, keep });
-        self.part(comm, |part| part.windows.push((request, Answer::Window(reply))));
+        self.part(comm, |part| part.windows.push(request, Answer::Window(reply)));
         Pending::new("window", ticket, comm.shared(), &self.open)
     }
 
@@ -106,7 +125,7 @@ impl Group {
     ) -> Pending<DevComm> {
         let (reply, ticket) = comm.shared().core.runtime.reply();
         let request = Request::DevComm(requirements);
-        self.part(comm, |part| part.dev_comms.push((request, Answer::DevComm(reply))));
+        self.part(comm, |part| part.dev_comms.push(request, Answer::DevComm(reply)));
         Pending::new("device communicator", ticket, comm.shared(), &self.open)
     }
 
@@ -121,8 +140,8 @@ impl Group {
         for part in theirs {
             match parts.iter_mut().find(|mine| Arc::ptr_eq(&mine.comm, &part.comm)) {
                 Some(mine) => {
-                    mine.windows.extend(part.windows);
-                    mine.dev_comms.extend(part.dev_comms);
+                    mine.windows.append(part.windows);
+                    mine.dev_comms.append(part.dev_comms);
                 }
                 None => parts.push(part),
             }
@@ -170,8 +189,8 @@ impl Group {
             parts.iter().position(|part| Arc::ptr_eq(&part.comm, comm.shared())).unwrap_or_else(|| {
                 parts.push(Part {
                     comm: Arc::clone(comm.shared()),
-                    windows: Vec::new(),
-                    dev_comms: Vec::new(),
+                    windows: Queue::default(),
+                    dev_comms: Queue::default(),
                 });
                 parts.len() - 1
             });
@@ -184,7 +203,9 @@ impl Part {
     fn send(self, group: Option<String>, abandoned: bool) -> (pending::Sent, Option<Due>) {
         let core = &self.comm.core;
         let (done, ticket) = core.runtime.reply();
-        let (requests, answers) = self.windows.into_iter().chain(self.dev_comms).unzip();
+        let mut queue = self.windows;
+        queue.append(self.dev_comms);
+        let Queue { requests, answers } = queue;
         let work = Work { group, abandoned, requests };
         tracing::debug!(
             comm = %core.agreed.name,
@@ -214,7 +235,13 @@ impl fmt::Debug for Group {
         let parts = self.parts.lock();
         let comms: Vec<_> = parts
             .iter()
-            .map(|part| (part.comm.core.agreed.name.as_str(), part.windows.len(), part.dev_comms.len()))
+            .map(|part| {
+                (
+                    part.comm.core.agreed.name.as_str(),
+                    part.windows.requests.len(),
+                    part.dev_comms.requests.len(),
+                )
+            })
             .collect();
         f.debug_struct("Group").field("name", &self.name).field("queued", &comms).finish()
     }

@@ -44,6 +44,11 @@ struct Draft {
 }
 
 impl Drafts {
+    /// Those of so many tasks.
+    pub(crate) fn with_capacity(tasks: usize) -> Self {
+        Self(Vec::with_capacity(tasks))
+    }
+
     /// Adds the next task's.
     pub(crate) fn push(&mut self, slot: Option<Slot>, entry: Option<TableSlot>, bytes: abi::Window) {
         self.0.push(Draft { slot, entry, bytes });

@@ -17,7 +17,7 @@ use crate::devr::zoo::Bug;
 use crate::driver::range::{Mapped, Reservation, unmap_all};
 use crate::driver::{DeviceError, Driver, Handle};
 
-use super::message::{MemoryId, Token};
+use super::message::MemoryId;
 
 /// What a batch has made so far.
 #[derive(Debug)]
@@ -38,8 +38,8 @@ pub(crate) struct Parts {
     pub(crate) held: BTreeMap<Handle, Arc<Held>>,
     /// What this rank mapped for each new memory.
     pub(crate) mapped: Vec<MappedMemory>,
-    /// Allocations of other processes, each imported once, until all are mapped. By LSA rank and token.
-    pub(crate) imported: BTreeMap<(u32, Token), Held>,
+    /// Allocations of other processes, each imported once, until all are mapped.
+    pub(crate) imported: Vec<Held>,
     /// Window structs.
     pub(crate) windows: Vec<Slot>,
     /// Table entries.
@@ -155,7 +155,7 @@ impl Made {
         let mut errors = std::mem::take(&mut parts.undo);
         let (failed, mut bound) = undo_multicast(&mut parts);
         errors.extend(failed);
-        let imported = std::mem::take(&mut parts.imported).into_values();
+        let imported = std::mem::take(&mut parts.imported).into_iter();
         errors.extend(imported.filter_map(|held| held.release().err()));
         let mut state = core.state();
         if let Some(objects) = state.objects.as_mut() {
@@ -211,7 +211,7 @@ impl Kept for Left {
         let (failed, stuck) = undo_multicast(&mut parts);
         errors.extend(failed);
         errors.extend(stuck.into_values().flatten());
-        errors.extend(parts.imported.into_values().filter_map(|held| held.release().err()));
+        errors.extend(parts.imported.into_iter().filter_map(|held| held.release().err()));
         errors.extend(release_all(parts.held.into_values()));
         errors
     }

@@ -13,6 +13,7 @@ use super::prepare::{Prepared, attachment};
 use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
 use crate::device::abi;
 use crate::devr::core::Core;
+use crate::devr::numbers::NumberMap;
 use crate::devr::owned::Held;
 use crate::devr::replicated::KeyPart;
 use crate::devr::zoo::Bug;
@@ -143,11 +144,11 @@ pub(crate) fn map(
         return Err(all(Reason::Descriptors { limit, need, got }));
     }
     let range = core.flat.range(&core.driver).map_err(|e| all(e.into()))?;
-    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, places: Vec::new() };
+    let mut mapper = Mapper::new(core, made, prepared, decision, arrived, &range);
     mapper.memories().map_err(all)?;
     mapper.map_all().map_err(|e| all(e.into()))?;
     // Mappings keep the memory. Those left where one fails are given back with everything else.
-    while let Some((_, held)) = made.parts().imported.pop_first() {
+    while let Some(held) = made.parts().imported.pop() {
         held.release().map_err(|e| all(e.into()))?;
     }
     objects(core, made, prepared, decision, &range)
@@ -161,6 +162,8 @@ struct Mapper<'a> {
     arrived: &'a Arrived,
     range: &'a Reservation,
     places: Vec<Place>,
+    /// What has been imported, by owner and token: two memories may have an allocation in common.
+    imported: NumberMap<(u32, Token), Handle>,
 }
 
 /// What is to be mapped where.
@@ -172,7 +175,25 @@ struct Place {
     handle: Handle,
 }
 
-impl Mapper<'_> {
+impl<'a> Mapper<'a> {
+    fn new(
+        core: &'a Core,
+        made: &'a mut Made,
+        prepared: &'a Prepared,
+        decision: &'a Decision,
+        arrived: &'a Arrived,
+        range: &'a Reservation,
+    ) -> Self {
+        // Most memories have one allocation of each rank. Lists that grow step by step touch fresh pages at every step.
+        let came: usize = arrived.allocations.iter().map(Vec::len).sum();
+        let imports = if core.agreed.imports() { came } else { 0 };
+        let places = Vec::with_capacity(decision.new.len() + imports);
+        made.parts().mapped.reserve(decision.new.len());
+        made.parts().imported.reserve(imports);
+        let imported = NumberMap::with_capacity_and_hasher(imports, Default::default());
+        Self { core, made, prepared, decision, arrived, range, places, imported }
+    }
+
     /// Says what is to be mapped, and imports it.
     fn memories(&mut self) -> Result<(), Reason> {
         let agreed = &self.core.agreed;
@@ -264,15 +285,16 @@ impl Mapper<'_> {
     }
 
     fn import(&mut self, key: (u32, Token), came: Option<&Foreign>, size: usize) -> Result<Handle, Reason> {
-        if let Some(held) = self.made.peek().imported.get(&key) {
-            return Ok(held.handle());
+        if let Some(&handle) = self.imported.get(&key) {
+            return Ok(handle);
         }
         let Some(exported) = came.and_then(|came| exported(came.handle.as_ref()?)) else {
             let what = format!("no handle came for allocation {} of LSA rank {}", key.1.0, key.0);
             return Err(Misuse::Other { what }.into());
         };
         let handle = self.core.driver.import(&exported, size)?;
-        self.made.parts().imported.insert(key, Held::new(&self.core.driver, handle));
+        self.made.parts().imported.push(Held::new(&self.core.driver, handle));
+        self.imported.insert(key, handle);
         Ok(handle)
     }
 }
@@ -295,7 +317,7 @@ fn objects(
     let entries = objects.reserve(windows).map_err(|e| (None, e.into()))?;
     made.parts().entries.clone_from(&entries);
     let mut entries = entries.into_iter();
-    let mut drafts = Drafts::default();
+    let mut drafts = Drafts::with_capacity(decision.placements.len());
     for ((task, placement), offered) in (0u32..).zip(&decision.placements).zip(prepared.offer.tasks.iter()) {
         let failed = |e: DeviceError| (Some(task), Reason::from(e));
         let plan = &prepared.plans[task as usize];

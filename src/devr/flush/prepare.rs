@@ -48,7 +48,7 @@ pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepare
     state.offered = true;
     let retired = std::mem::take(&mut state.retired);
     let quarantined = std::mem::take(&mut state.quarantined);
-    let mut draft = Draft::new(core, &mut state, made);
+    let mut draft = Draft::new(core, &mut state, made, work.requests.len());
     if let Err(reason) = draft.first_use() {
         draft.refuse(None, reason);
     }
@@ -135,7 +135,7 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(core: &'a Core, state: &'a mut State, made: &'a mut Made) -> Self {
+    fn new(core: &'a Core, state: &'a mut State, made: &'a mut Made, tasks: usize) -> Self {
         Self {
             core,
             state,
@@ -147,7 +147,7 @@ impl<'a> Draft<'a> {
             allocations: Vec::new(),
             index: NumberMap::default(),
             refused: Vec::new(),
-            plans: Vec::new(),
+            plans: Vec::with_capacity(tasks),
             own: NumberMap::default(),
             exports: Vec::new(),
             multicast: Vec::new(),
