@@ -42,7 +42,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
 
-/// A simulation is mostly small allocations.
+/// A simulation is mostly small allocations. Without huge pages: what a batch takes is far less than one, and clearing
+/// them was half of the processors' time of a registration of a thousand windows.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
