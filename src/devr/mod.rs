@@ -17,6 +17,7 @@
 //! | `turns` | the order of one rank's collectives |
 //! | `window`, `dev_comm_handle` | the handles that users hold |
 //! | `held` | parts of windows that stay mapped although the window is closed |
+//! | `leftovers` | descriptors that a batch exported, closed when it has ended |
 //! | `zoo` | bugs that tests plant; none in normal builds |
 
 pub(crate) mod actor;
@@ -30,6 +31,7 @@ pub(crate) mod flush;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) mod held;
 pub mod index;
+pub(crate) mod leftovers;
 pub mod lookup;
 pub(crate) mod mail;
 pub(crate) mod numbers;

@@ -12,6 +12,7 @@ use crate::actors::{Cx, Reply};
 use crate::devr::flush::commit::Output;
 use crate::devr::flush::message::encode;
 use crate::devr::flush::{Ended, flush};
+use crate::devr::leftovers;
 use crate::devr::mail::CommMsg;
 use crate::devr::request::{Answer, Batch};
 use crate::devr::status::{Counts, Ending};
@@ -106,7 +107,7 @@ impl CommActor {
         state.batch_ended(&self.core);
         self.core.rounds.next();
         let digest = state.replicated.digest(self.core.rounds.seq());
-        let (committed, counts) = (matches!(ended, Ended::Committed(_)), Counts::of(&state));
+        let (committed, counts) = (matches!(ended, Ended::Committed { .. }), Counts::of(&state));
         self.core.board.ended(Ending { committed, digest, counts });
         self.core.board.committed(&state);
         drop(state);
@@ -115,7 +116,7 @@ impl CommActor {
         let Some(Current { answers, done, timer, .. }) = self.current.take() else { return };
         cx.cancel(timer);
         let outcome = match ended {
-            Ended::Committed(outputs) => {
+            Ended::Committed { outputs, exports } => {
                 tracing::debug!(
                     comm = %self.core.agreed.name,
                     rank = self.core.agreed.rank.get(),
@@ -125,6 +126,7 @@ impl CommActor {
                 if let Some(done) = done {
                     let _ = done.send(Ok(()));
                 }
+                leftovers::close_later(&self.core.runtime, exports);
                 return;
             }
             Ended::RolledBack(rolled_back) => Error::RolledBack(rolled_back),

@@ -39,7 +39,7 @@ use self::prepare::{Prepared, prepare};
 use super::core::Core;
 use super::request::Work;
 use super::zoo::Bug;
-use crate::bootstrap::{Incoming, Parcel, Tag};
+use crate::bootstrap::{Attachment, Incoming, Parcel, Tag};
 use crate::driver::DeviceError;
 use crate::driver::passing::Passing;
 use crate::error::{Cause, FailureCause, Fault, Phase, Reason, RolledBack, each_once};
@@ -49,7 +49,12 @@ use crate::ids::Rank;
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// It is real on all ranks.
-    Committed(Vec<Output>),
+    Committed {
+        /// What each task has become.
+        outputs: Vec<Output>,
+        /// What this rank exported for it, which no peer needs any more.
+        exports: Vec<Attachment>,
+    },
     /// It is undone on all ranks; the communicator is usable.
     RolledBack(Arc<RolledBack>),
     /// A rank has finalized: no batch can complete any more.
@@ -81,7 +86,7 @@ pub(crate) async fn flush(core: Arc<Core>, work: Work) -> Ended {
     let group = work.group.clone();
     let mut flush = Flush { core: Arc::clone(&core), seq, made: Made::new(&core) };
     let (cause, undo) = match flush.run(work).await {
-        Ok(outputs) => return Ended::Committed(outputs),
+        Ok((outputs, exports)) => return Ended::Committed { outputs, exports },
         Err(Stop::Fatal(cause)) => return Ended::Fatal(cause),
         Err(Stop::Finalized(rank)) => {
             flush.made.undo();
@@ -102,7 +107,7 @@ pub(crate) struct Flush {
 }
 
 impl Flush {
-    async fn run(&mut self, work: Work) -> Result<Vec<Output>, Stop> {
+    async fn run(&mut self, work: Work) -> Result<(Vec<Output>, Vec<Attachment>), Stop> {
         self.enter(Phase::Prepare);
         let prepared = prepare(&self.core, &work, &mut self.made);
 
@@ -128,8 +133,9 @@ impl Flush {
             Ok(decision) => self.realise(&prepared, decision, arrived, world).await?,
         };
         self.enter(Phase::Commit);
-        commit::commit(&self.core, &mut self.made, &prepared, &decision, work, outputs)
-            .map_err(|reason| FailureCause::Publish { by: self.core.agreed.me().clone(), reason }.into())
+        let outputs = commit::commit(&self.core, &mut self.made, &prepared, &decision, work, outputs)
+            .map_err(|reason| FailureCause::Publish { by: self.core.agreed.me().clone(), reason })?;
+        Ok((outputs, prepared.exports))
     }
 
     /// From a decision to a verdict of all ranks.

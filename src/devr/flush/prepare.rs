@@ -37,7 +37,8 @@ pub(crate) struct Prepared {
     pub(crate) own: NumberMap<Token, (Handle, usize)>,
     /// The last task is symwin's own: the collectives' device communicator.
     pub(crate) collectives: bool,
-    exports: Vec<Attachment>,
+    /// The handles that go with its offer.
+    pub(crate) exports: Vec<Attachment>,
     multicast: Vec<(Vec<u32>, Arc<Held>, Option<Attachment>)>,
 }
 
