@@ -49,7 +49,7 @@ impl Call<'_> {
         // As the kernels see it.
         let alike = (input ^ output).is_multiple_of(VECTOR_BYTES);
         let multimem = dev_comm.device().lsa_multimem;
-        let Shape { way, blocks } = Shape::new(
+        let Shape { way, blocks, threads } = Shape::new(
             bytes,
             (*dtype, *op),
             alike,
@@ -69,7 +69,7 @@ impl Call<'_> {
             reserved: 0,
         };
         let kernel = way.kernel(*dtype);
-        let size = (blocks, THREADS);
+        let size = (blocks, threads);
         Ok(builtin::all_reduce(&core.launches, &core.driver, stream, &kernel, size, &parameter)?)
     }
 
@@ -106,6 +106,8 @@ impl Way {
 struct Shape {
     way: Way,
     blocks: u32,
+    /// Of each block.
+    threads: u32,
 }
 
 impl Shape {
@@ -130,7 +132,9 @@ impl Shape {
         };
         let share = if way == Way::OneShot { pieces } else { pieces.div_ceil(ranks as usize) };
         let blocks = u32::try_from(share.div_ceil(THREADS as usize)).unwrap_or(u32::MAX);
-        Self { way, blocks: blocks.clamp(1, blocks_max) }
+        // Warps without work would only make a small call's barriers slower.
+        let threads = u32::try_from(share).unwrap_or(u32::MAX).clamp(1, THREADS).next_multiple_of(WARP);
+        Self { way, blocks: blocks.clamp(1, blocks_max), threads }
     }
 }
 
@@ -204,8 +208,9 @@ fn reduces_in_switch(dtype: DType, op: ReduceOp) -> bool {
     }
 }
 
-/// Threads of a block.
+/// Most threads of a block.
 const THREADS: u32 = 512;
+const WARP: u32 = 32;
 /// A barrier each: see `DevCommRequirements::of_collectives`.
 const BLOCKS_MAX: u32 = 16;
 /// What a thread moves at a time.
@@ -281,17 +286,22 @@ mod tests {
         assert!(source.contains(&format!("__launch_bounds__({THREADS})")));
         for (dtype, blocks_max) in DType::ALL.into_iter().flat_map(|d| [1, 7, u32::MAX].map(|max| (d, max))) {
             for alike in [false, true] {
-                for bytes in (0..=ONE_SHOT_BYTES + 4096).step_by(4096).skip(1) {
-                    let Shape { way, blocks } =
+                for bytes in (8..=1024).step_by(8).chain((4096..=ONE_SHOT_BYTES + 4096).step_by(4096)) {
+                    let Shape { way, blocks, threads } =
                         Shape::new(bytes, (dtype, ReduceOp::Max), alike, (8, blocks_max), false);
                     assert!((1..=blocks_max.min(BLOCKS_MAX)).contains(&blocks), "{dtype}, {bytes} bytes");
-                    let pieces = bytes / if alike { VECTOR_BYTES } else { dtype.size_bytes() };
-                    let fits = pieces <= (blocks * THREADS) as usize * HELD;
+                    let pieces = bytes.div_ceil(if alike { VECTOR_BYTES } else { dtype.size_bytes() });
+                    let most = (blocks_max.min(BLOCKS_MAX) * THREADS) as usize * HELD;
+                    let is_one_shot = way == Way::OneShot;
                     assert_eq!(
-                        way == Way::OneShot,
-                        fits && bytes <= ONE_SHOT_BYTES,
+                        is_one_shot,
+                        pieces <= most && bytes <= ONE_SHOT_BYTES,
                         "{dtype}, {bytes} bytes"
                     );
+                    // Edges too: vectors have fewer than two of theirs before and behind them.
+                    let held = (blocks * threads) as usize * HELD;
+                    assert!(!is_one_shot || held >= pieces.max(2 * VECTOR_BYTES), "{dtype}, {bytes} bytes");
+                    assert!(threads <= THREADS && threads.is_multiple_of(WARP), "{dtype}, {bytes} bytes");
                 }
             }
         }
