@@ -7,7 +7,7 @@
 
 use crate::coll::dtype::DType;
 use crate::coll::reduce::ReduceOp;
-use crate::coll::run::{Call, Job};
+use crate::coll::run::{self, Call, Job};
 use crate::comm::Communicator;
 use crate::device::KernelHandle;
 #[allow(unused_imports, reason = "the documentation names it")]
@@ -79,7 +79,7 @@ impl Communicator {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
-        Call::new(self, send, recv, Job::AllReduce { dtype, op })?.queue(stream.into())
+        run::queue(self, send, recv, Job::AllReduce { dtype, op }, stream.into())
     }
 
     /// Gathers every rank's `send` in every rank's `recv`, in order of LSA rank: `recv` is as long as `send` of all

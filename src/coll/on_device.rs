@@ -70,7 +70,7 @@ impl Call<'_> {
         };
         let kernel = way.kernel(*dtype);
         let size = (blocks, threads);
-        Ok(builtin::all_reduce(&core.launches, &core.driver, stream, &kernel, size, &parameter)?)
+        Ok(builtin::all_reduce(&core.launches, &core.driver, stream, kernel, size, &parameter)?)
     }
 
     /// Queues it on the communicator's own stream and waits until this rank's result is there.
@@ -90,14 +90,28 @@ enum Way {
     Multimem,
 }
 
+macro_rules! kernel_of {
+    ($way:literal, $dtype:expr) => {
+        match $dtype {
+            DType::F32 => concat!("symwin_all_reduce_", $way, "_f32"),
+            DType::F64 => concat!("symwin_all_reduce_", $way, "_f64"),
+            DType::I32 => concat!("symwin_all_reduce_", $way, "_i32"),
+            DType::I64 => concat!("symwin_all_reduce_", $way, "_i64"),
+            DType::U8 => concat!("symwin_all_reduce_", $way, "_u8"),
+            DType::F16 => concat!("symwin_all_reduce_", $way, "_f16"),
+            DType::Bf16 => concat!("symwin_all_reduce_", $way, "_bf16"),
+        }
+    };
+}
+
 impl Way {
-    fn kernel(self, dtype: DType) -> String {
-        let way = match self {
-            Self::OneShot => "one_shot",
-            Self::TwoShot => "two_shot",
-            Self::Multimem => "multimem",
-        };
-        format!("symwin_all_reduce_{way}_{dtype}")
+    /// Put together when this is compiled: to do so for each call would take as long as all else of it.
+    fn kernel(self, dtype: DType) -> &'static str {
+        match self {
+            Self::OneShot => kernel_of!("one_shot", dtype),
+            Self::TwoShot => kernel_of!("two_shot", dtype),
+            Self::Multimem => kernel_of!("multimem", dtype),
+        }
     }
 }
 

@@ -39,50 +39,16 @@ pub(super) struct Call {
 impl Call {
     /// A collective of slices that fit it, with a place in the order.
     pub(super) fn new(comm: &Communicator, send: &WindowSlice, recv: &WindowSlice, job: Job) -> Result<Self> {
+        let dev_comm = job.admit(comm, send, recv)?;
         let core = Arc::clone(&comm.shared().core);
-        for slice in [send, recv] {
-            slice.window.check_open()?;
-            if !slice.window.belongs_to(&core) {
-                return Err(misuse(format!(
-                    "a window of another communicator or rank than {:?}",
-                    comm.name()
-                )));
-            }
-            if !slice.window.flags().contains(WindowFlags::COLL_SYMMETRIC) {
-                return Err(misuse("a window without COLL_SYMMETRIC: register it with that flag".to_owned()));
-            }
-        }
-        job.check(&core, send, recv)?;
-        let Some(dev_comm) = comm.collectives() else {
-            return Err(core.watch.error().unwrap_or_else(|| core.closed()));
-        };
         let number = core.collective.take();
         Ok(Self { core, dev_comm, send: send.clone(), recv: recv.clone(), job, number })
-    }
-
-    /// Queues it on a stream of the device.
-    pub(super) fn queue(self, stream: StreamRef) -> Result<()> {
-        let Some(call) = self.on_device() else {
-            let info = self.core.driver.info();
-            return Err(misuse(format!(
-                "collectives of {} do not run on streams: use the calls that block, or start threads of their own",
-                info.name
-            )));
-        };
-        stream.check(&*self.core.driver)?;
-        on_device::check(&self.core)?;
-        call.start(stream)
     }
 
     /// What runs on devices whose kernels are not host code.
     fn on_device(&self) -> Option<on_device::Call<'_>> {
         let Self { core, dev_comm, send, recv, job, .. } = self;
-        match *job {
-            Job::AllReduce { dtype, op } if !core.driver.info().host_access => {
-                Some(on_device::Call { core, dev_comm, send, recv, dtype, op })
-            }
-            _ => None,
-        }
+        job.on_device(core, dev_comm, (send, recv))
     }
 
     /// Runs it in this thread.
@@ -141,7 +107,62 @@ impl Drop for Call {
     }
 }
 
+/// Queues a collective on a stream of the device, behind those that were queued before.
+pub(super) fn queue(
+    comm: &Communicator,
+    send: &WindowSlice,
+    recv: &WindowSlice,
+    job: Job,
+    stream: StreamRef,
+) -> Result<()> {
+    let dev_comm = job.admit(comm, send, recv)?;
+    let core = &comm.shared().core;
+    let Some(call) = job.on_device(core, &dev_comm, (send, recv)) else {
+        return Err(misuse(format!(
+            "collectives of {} do not run on streams: use the calls that block, or start threads of their own",
+            core.driver.info().name
+        )));
+    };
+    stream.check(&*core.driver)?;
+    on_device::check(core)?;
+    call.start(stream)
+}
+
 impl Job {
+    /// The collectives' device communicator, for slices that fit.
+    fn admit(self, comm: &Communicator, send: &WindowSlice, recv: &WindowSlice) -> Result<DevComm> {
+        let core = &comm.shared().core;
+        for slice in [send, recv] {
+            slice.window.check_open()?;
+            if !slice.window.belongs_to(core) {
+                return Err(misuse(format!(
+                    "a window of another communicator or rank than {:?}",
+                    comm.name()
+                )));
+            }
+            if !slice.window.flags().contains(WindowFlags::COLL_SYMMETRIC) {
+                return Err(misuse("a window without COLL_SYMMETRIC: register it with that flag".to_owned()));
+            }
+        }
+        self.check(core, send, recv)?;
+        comm.collectives().ok_or_else(|| core.watch.error().unwrap_or_else(|| core.closed()))
+    }
+
+    /// What runs on devices whose kernels are not host code.
+    fn on_device<'a>(
+        self,
+        core: &'a Arc<Core>,
+        dev_comm: &'a DevComm,
+        (send, recv): (&'a WindowSlice, &'a WindowSlice),
+    ) -> Option<on_device::Call<'a>> {
+        match self {
+            Self::AllReduce { dtype, op } if !core.driver.info().host_access => {
+                Some(on_device::Call { core, dev_comm, send, recv, dtype, op })
+            }
+            _ => None,
+        }
+    }
+
     /// Whether slices of these lengths and places fit it.
     fn check(self, core: &Core, send: &WindowSlice, recv: &WindowSlice) -> Result<()> {
         let ranks = core.agreed.lsa_size as usize;

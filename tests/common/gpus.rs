@@ -71,6 +71,13 @@ impl World {
         pending.into_iter().map(|made| made.wait().unwrap()).collect()
     }
 
+    /// A batch that makes nothing on the device: with it all ranks agree on what was closed before, and give it back.
+    pub fn settle(&self) {
+        let group = Group::start();
+        self.ranks.iter().for_each(|comm| drop(group.create_dev_comm(comm, DevCommRequirements::new())));
+        group.end().unwrap();
+    }
+
     pub fn streams(&self) -> Vec<Stream> {
         self.ranks.iter().map(|_| self.gpu.stream_create().unwrap()).collect()
     }

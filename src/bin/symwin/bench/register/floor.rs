@@ -39,6 +39,8 @@ pub(crate) struct Desk(Mutex<Vec<(usize, Vec<Arc<Memory>>)>>);
 #[derive(Debug)]
 pub(crate) struct Mapped {
     _range: Option<Arc<Range>>,
+    /// All that were sent or came. To close them takes a GPU's driver long, and nobody waits for that.
+    _descriptors: Vec<Arc<OwnedFd>>,
 }
 
 impl<'a> Floor<'a> {
@@ -79,10 +81,9 @@ impl<'a> Floor<'a> {
         range: Option<Arc<Range>>,
         threads: usize,
     ) -> anyhow::Result<Mapped> {
-        if !self.exchange.to.is_empty() {
-            self.send(mesh, own, threads)?;
-        }
-        let Some(range) = range else { return Ok(Mapped { _range: None }) };
+        let mut descriptors =
+            if self.exchange.to.is_empty() { Vec::new() } else { self.send(mesh, own, threads)? };
+        let Some(range) = range else { return Ok(Mapped { _range: None, _descriptors: descriptors }) };
         let laid = std::mem::take(&mut *self.desk.0.lock());
         ensure!(laid.len() == self.here.len(), "a rank of this process has laid nothing to map");
         let ordinals: Vec<i32> = self.ordinals(&laid);
@@ -93,10 +94,15 @@ impl<'a> Floor<'a> {
             .exchange
             .from
             .iter()
-            .map(|peer| Ok((*peer, receive(mesh, *peer, own)?)))
+            .map(|peer| {
+                let came = receive(mesh, *peer, own)?;
+                descriptors.extend(came.iter().cloned());
+                let exported = came.into_iter().map(Exported::Descriptor);
+                Ok((*peer, exported.map(Source::Other).collect()))
+            })
             .collect::<anyhow::Result<_>>()?;
         self.map(&range, own.len(), of_others, &ordinals, threads)?;
-        Ok(Mapped { _range: Some(range) })
+        Ok(Mapped { _range: Some(range), _descriptors: descriptors })
     }
 
     /// All devices of this process that load and store here, each once.
@@ -108,8 +114,8 @@ impl<'a> Floor<'a> {
         ordinals
     }
 
-    /// Exports everything and sends it to one rank of each other process.
-    fn send(&self, mesh: &Mesh, own: &[Arc<Memory>], threads: usize) -> anyhow::Result<()> {
+    /// Exports everything and sends it to one rank of each other process. Returns what was sent.
+    fn send(&self, mesh: &Mesh, own: &[Arc<Memory>], threads: usize) -> anyhow::Result<Vec<Arc<OwnedFd>>> {
         let exported: Arc<Vec<Mutex<Option<Arc<OwnedFd>>>>> =
             Arc::new((0..own.len()).map(|_| Mutex::default()).collect());
         let (own, places, next) = (own.to_vec(), Arc::clone(&exported), AtomicUsize::new(0));
@@ -129,7 +135,7 @@ impl<'a> Floor<'a> {
                 mesh.send_descriptors(*peer, batch)?;
             }
         }
-        Ok(())
+        Ok(descriptors)
     }
 
     /// Maps what owners have, and lets devices into each owner's part when the last of it is mapped.
@@ -179,16 +185,16 @@ enum Source {
 }
 
 /// As many descriptors as a rank has.
-fn receive(mesh: &Mesh, peer: usize, own: &[Arc<Memory>]) -> anyhow::Result<Vec<Source>> {
-    let mut sources = Vec::with_capacity(own.len());
-    while sources.len() < own.len() {
+fn receive(mesh: &Mesh, peer: usize, own: &[Arc<Memory>]) -> anyhow::Result<Vec<Arc<OwnedFd>>> {
+    let mut came = Vec::with_capacity(own.len());
+    while came.len() < own.len() {
         let batch = mesh.receive_descriptors(peer)?;
         if batch.is_empty() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        sources.extend(batch.into_iter().map(|file| Source::Other(Exported::Descriptor(Arc::new(file)))));
+        came.extend(batch.into_iter().map(Arc::new));
     }
-    Ok(sources)
+    Ok(came)
 }
 
 /// A reference to an allocation.
