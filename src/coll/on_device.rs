@@ -284,7 +284,7 @@ mod tests {
                 for (dtype, op) in DType::ALL.into_iter().flat_map(|d| ReduceOp::ALL.map(|op| (d, op))) {
                     for bytes in [8, 64 << 10, 1 << 20] {
                         let kernel = way(bytes, dtype, op, true, has_multimem).kernel(dtype);
-                        assert!(kernels.contains(&&*kernel), "{kernel} on generation {major}");
+                        assert!(kernels.contains(&kernel), "{kernel} on generation {major}");
                         unused.retain(|other| *other != kernel);
                     }
                 }
