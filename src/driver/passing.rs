@@ -1,6 +1,7 @@
 //! Points in streams that something waits for.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -14,6 +15,8 @@ pub(crate) struct Passing(Arc<Inner>);
 struct Inner {
     driver: Arc<dyn Driver>,
     point: Mutex<Point>,
+    /// Nobody has begun to mark it. Beside the lock, since each launch of a kernel asks twice.
+    is_end: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -43,7 +46,8 @@ impl Passing {
     }
 
     fn new(driver: &Arc<dyn Driver>, point: Point) -> Self {
-        Self(Arc::new(Inner { driver: Arc::clone(driver), point: Mutex::new(point) }))
+        let is_end = AtomicBool::new(matches!(point, Point::End(_)));
+        Self(Arc::new(Inner { driver: Arc::clone(driver), point: Mutex::new(point), is_end }))
     }
 
     /// The same for clones, and for no other one that lives.
@@ -58,9 +62,9 @@ impl Passing {
         let _ = self.0.mark(&mut self.0.point.lock());
     }
 
-    /// Whether it is not marked yet, so that it is behind whatever was queued before this call.
+    /// Whether nobody has begun to mark it, so that it will be behind whatever was queued before this call.
     pub(crate) fn is_end(&self) -> bool {
-        matches!(*self.0.point.lock(), Point::End(_))
+        self.0.is_end.load(Ordering::SeqCst)
     }
 
     /// Whether the stream has passed it, asking the device. It has not while it is captured: there is no mark then.
@@ -91,10 +95,16 @@ impl Inner {
     /// Marks the end, unless its stream is being captured.
     fn mark(&self, point: &mut Point) -> Result<(), DeviceError> {
         let Point::End(stream) = &*point else { return Ok(()) };
+        // Before it is recorded: what is queued from here on may be behind the mark.
+        self.is_end.store(false, Ordering::SeqCst);
         match self.driver.record(stream.number()) {
             Ok(event) => *point = Point::Marked(event),
-            Err(DeviceError { problem: DeviceProblem::Capturing, .. }) => {}
-            Err(error) => return Err(error),
+            Err(error) => {
+                self.is_end.store(true, Ordering::SeqCst);
+                if !matches!(error.problem, DeviceProblem::Capturing) {
+                    return Err(error);
+                }
+            }
         }
         Ok(())
     }
