@@ -38,9 +38,12 @@ impl Actor for Closer {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{PipeReader, Read};
+    use std::io::{ErrorKind, PipeReader, Read};
     use std::os::fd::OwnedFd;
     use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::close_later;
     use crate::actors::{Actor, Cx, Flow, Runtime};
@@ -54,7 +57,7 @@ mod tests {
     }
 
     fn is_open(mut reader: &PipeReader) -> bool {
-        reader.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        reader.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
     /// Keeps its worker until it is told.
@@ -64,22 +67,25 @@ mod tests {
         type Msg = ();
 
         fn handle(&mut self, (): (), _: &mut Cx<'_, ()>) -> Flow {
-            let _ = self.0.recv();
+            let _ = self.0.recv_timeout(PATIENCE);
             Flow::Stop
         }
     }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
     fn a_worker_closes_them_and_not_the_caller() {
         let runtime = Runtime::threads(1).unwrap();
         let (go, told) = mpsc::channel();
         runtime.spawn("busy", 1, |_| Busy(told)).control(()).unwrap();
-        let (mut reader, descriptor) = watched();
+        let (reader, descriptor) = watched();
         close_later(&runtime, vec![Attachment::Descriptor(descriptor)]);
         assert!(is_open(&reader));
         go.send(()).unwrap();
-        rustix::io::ioctl_fionbio(&reader, false).unwrap();
-        assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), 0);
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        poll(&mut [PollFd::new(&reader, PollFlags::IN)], Some(&patience)).unwrap();
+        assert!(!is_open(&reader));
     }
 
     #[test]

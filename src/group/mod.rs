@@ -71,6 +71,10 @@ impl Queue {
         self.requests.append(&mut other.requests);
         self.answers.append(&mut other.answers);
     }
+
+    fn len(&self) -> usize {
+        self.requests.len()
+    }
 }
 
 impl Group {
@@ -235,13 +239,7 @@ impl fmt::Debug for Group {
         let parts = self.parts.lock();
         let comms: Vec<_> = parts
             .iter()
-            .map(|part| {
-                (
-                    part.comm.core.agreed.name.as_str(),
-                    part.windows.requests.len(),
-                    part.dev_comms.requests.len(),
-                )
-            })
+            .map(|part| (part.comm.core.agreed.name.as_str(), part.windows.len(), part.dev_comms.len()))
             .collect();
         f.debug_struct("Group").field("name", &self.name).field("queued", &comms).finish()
     }

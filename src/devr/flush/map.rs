@@ -10,7 +10,7 @@ use super::decide::{Decision, NewMemory};
 use super::made::{Made, MappedMemory};
 use super::message::{AllocationOffer, Offer, Token};
 use super::prepare::{Prepared, attachment};
-use crate::bootstrap::{Attachment, Incoming, LostHandles, Parcel};
+use crate::bootstrap::{Attachment, Incoming, LostHandles};
 use crate::device::abi;
 use crate::devr::core::Core;
 use crate::devr::numbers::NumberMap;
@@ -98,7 +98,7 @@ pub(crate) fn missing_handles(
     prepared: &Prepared,
     decision: &Decision,
     faults: &mut Vec<Fault>,
-) -> Vec<Parcel> {
+) -> Vec<Attachment> {
     let mut exports = Vec::new();
     for token in &decision.missing[core.agreed.lsa_rank().index()] {
         let (handle, _) = prepared.own[token];
@@ -116,14 +116,7 @@ pub(crate) fn missing_handles(
             }),
         }
     }
-    let here = core.agreed.me().process;
-    let mut parcels = super::parcels_without(core);
-    for parcel in &mut parcels {
-        if core.agreed.process(parcel.to[0]) != here && faults.is_empty() {
-            parcel.handles.clone_from(&exports);
-        }
-    }
-    parcels
+    exports
 }
 
 /// Maps every new memory and writes every device object. Nothing is visible to lookups yet. Returns what a commit
@@ -144,7 +137,8 @@ pub(crate) fn map(
         return Err(all(Reason::Descriptors { limit, need, got }));
     }
     let range = core.flat.range(&core.driver).map_err(|e| all(e.into()))?;
-    let mut mapper = Mapper::new(core, made, prepared, decision, arrived, &range);
+    let (places, imported) = (Vec::new(), NumberMap::default());
+    let mut mapper = Mapper { core, made, prepared, decision, arrived, range: &range, places, imported };
     mapper.memories().map_err(all)?;
     mapper.map_all().map_err(|e| all(e.into()))?;
     // Mappings keep the memory. Those left where one fails are given back with everything else.
@@ -175,25 +169,7 @@ struct Place {
     handle: Handle,
 }
 
-impl<'a> Mapper<'a> {
-    fn new(
-        core: &'a Core,
-        made: &'a mut Made,
-        prepared: &'a Prepared,
-        decision: &'a Decision,
-        arrived: &'a Arrived,
-        range: &'a Reservation,
-    ) -> Self {
-        // Most memories have one allocation of each rank. Lists that grow step by step touch fresh pages at every step.
-        let came: usize = arrived.allocations.iter().map(Vec::len).sum();
-        let imports = if core.agreed.imports() { came } else { 0 };
-        let places = Vec::with_capacity(decision.new.len() + imports);
-        made.parts().mapped.reserve(decision.new.len());
-        made.parts().imported.reserve(imports);
-        let imported = NumberMap::with_capacity_and_hasher(imports, Default::default());
-        Self { core, made, prepared, decision, arrived, range, places, imported }
-    }
-
+impl Mapper<'_> {
     /// Says what is to be mapped, and imports it.
     fn memories(&mut self) -> Result<(), Reason> {
         let agreed = &self.core.agreed;
@@ -207,6 +183,7 @@ impl<'a> Mapper<'a> {
             Vec::new()
         };
         let decision = self.decision;
+        self.make_room();
         for (index, memory) in decision.new.iter().enumerate() {
             let NewMemory { id, offset, span, .. } = *memory;
             self.check_quarantine(offset, span)?;
@@ -222,6 +199,18 @@ impl<'a> Mapper<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Lists that grow step by step touch fresh pages at every step. Most memories have one allocation of each rank.
+    fn make_room(&mut self) {
+        let came = self.arrived.allocations.iter().map(Vec::len).sum();
+        let imports = if self.core.agreed.imports() { came } else { 0 };
+        let memories = self.decision.new.len();
+        self.places.reserve(memories + imports);
+        self.imported.reserve(imports);
+        let parts = self.made.parts();
+        parts.mapped.reserve(memories);
+        parts.imported.reserve(imports);
     }
 
     /// Maps it and lets this process's devices in, as one batch of calls: ranks that map at once hinder each other.

@@ -84,9 +84,9 @@ impl From<FailureCause> for Stop {
 pub(crate) async fn flush(core: Arc<Core>, work: Work) -> Ended {
     let seq = core.rounds.seq();
     let group = work.group.clone();
-    let mut flush = Flush { core: Arc::clone(&core), seq, made: Made::new(&core) };
+    let mut flush = Flush { core: Arc::clone(&core), seq, made: Made::new(&core), exports: Vec::new() };
     let (cause, undo) = match flush.run(work).await {
-        Ok((outputs, exports)) => return Ended::Committed { outputs, exports },
+        Ok(outputs) => return Ended::Committed { outputs, exports: flush.exports },
         Err(Stop::Fatal(cause)) => return Ended::Fatal(cause),
         Err(Stop::Finalized(rank)) => {
             flush.made.undo();
@@ -104,10 +104,12 @@ pub(crate) struct Flush {
     core: Arc<Core>,
     seq: u64,
     made: Made,
+    /// What this rank has exported for the batch and sent, to be closed when the batch has ended.
+    exports: Vec<Attachment>,
 }
 
 impl Flush {
-    async fn run(&mut self, work: Work) -> Result<(Vec<Output>, Vec<Attachment>), Stop> {
+    async fn run(&mut self, work: Work) -> Result<Vec<Output>, Stop> {
         self.enter(Phase::Prepare);
         let prepared = prepare(&self.core, &work, &mut self.made);
 
@@ -135,7 +137,8 @@ impl Flush {
         self.enter(Phase::Commit);
         let outputs = commit::commit(&self.core, &mut self.made, &prepared, &decision, work, outputs)
             .map_err(|reason| FailureCause::Publish { by: self.core.agreed.me().clone(), reason })?;
-        Ok((outputs, prepared.exports))
+        self.exports.extend(prepared.into_exports());
+        Ok(outputs)
     }
 
     /// From a decision to a verdict of all ranks.
@@ -149,7 +152,9 @@ impl Flush {
         if self.needs_handles(&decision) {
             self.enter(Phase::Handles);
             let mut faults = Vec::new();
-            let parcels = map::missing_handles(&self.core, &self.made, prepared, &decision, &mut faults);
+            let exports = map::missing_handles(&self.core, &self.made, prepared, &decision, &mut faults);
+            let parcels = parcels_with(&self.core, if faults.is_empty() { &exports } else { &[] });
+            self.exports.extend(exports);
             let (faults, messages) = self.exchange(round::HANDLES, &decision, faults, &parcels).await?;
             if !faults.is_empty() {
                 return self.refuse(world, faults).await;
@@ -366,6 +371,16 @@ impl Flush {
             "batch.phase"
         );
     }
+}
+
+/// One parcel for each process of the team, without this rank, and with these handles where the process is another.
+fn parcels_with(core: &Core, handles: &[Attachment]) -> Vec<Parcel> {
+    let here = core.agreed.me().process;
+    let mut parcels = parcels_without(core);
+    for parcel in parcels.iter_mut().filter(|parcel| core.agreed.process(parcel.to[0]) != here) {
+        parcel.handles = handles.to_vec();
+    }
+    parcels
 }
 
 /// One parcel for each process of the team, without handles and without this rank.

@@ -37,8 +37,7 @@ pub(crate) struct Prepared {
     pub(crate) own: NumberMap<Token, (Handle, usize)>,
     /// The last task is symwin's own: the collectives' device communicator.
     pub(crate) collectives: bool,
-    /// The handles that go with its offer.
-    pub(crate) exports: Vec<Attachment>,
+    exports: Vec<Attachment>,
     multicast: Vec<(Vec<u32>, Arc<Held>, Option<Attachment>)>,
 }
 
@@ -81,6 +80,12 @@ pub(crate) fn prepare(core: &Arc<Core>, work: &Work, made: &mut Made) -> Prepare
 }
 
 impl Prepared {
+    /// The handles that went with its offer.
+    pub(crate) fn into_exports(self) -> impl Iterator<Item = Attachment> {
+        let objects = self.multicast.into_iter().filter_map(|(_, _, exported)| exported);
+        self.exports.into_iter().chain(objects)
+    }
+
     /// What goes to whom: the handles of allocations to the lowest rank of every other process of the team, those of
     /// multicast objects to every member.
     pub(crate) fn parcels(&self, core: &Core) -> Vec<Parcel> {

@@ -101,7 +101,9 @@ fn one_shot_bare<'a>(comm: &'a Communicator, queue: &'a Queue, race: Race) -> an
     let blocks = u32::try_from(vectors.div_ceil(512)).unwrap_or(u32::MAX).clamp(1, 16);
     let output = comm.alloc_own(usize::try_from(bytes)?.max(1))?;
     let aux = output.address() as u64;
-    let shape = (blocks, 512);
+    // As many warps as have work, as the library does.
+    let threads = u32::try_from(vectors).unwrap_or(u32::MAX).clamp(1, 512).next_multiple_of(32);
+    let shape = (blocks, threads);
     by_hand((comm, queue), "symwin_bench_one_shot_bare", shape, usize::try_from(bytes)?, vectors, aux, output)
 }
 
